@@ -34,15 +34,17 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 _HEAD = f"""# What leaves the client
 
-Written by `python benchmarks/what_leaves.py` from the stages of each strategy, with its default settings and net. In
-every stage the {COUNTS} leave too, and at every evaluation {SCORES}. Features, edges, labels and
-predictions never do. (`round/disclosure.py`; `communication.csv` of a run has it for every stage of every round.)
+This table is written by `python benchmarks/what_leaves.py` from the stages of each strategy, with its default settings
+and net. In addition, the {COUNTS} leave in every stage,
+and the {SCORES} at every evaluation. Features, edges, labels and
+predictions never leave. (See `round/disclosure.py`; `communication.csv` of a run lists what leaves in every stage of
+every round.)
 
 A decentralized strategy's messages to neighbors go through the server, which computes for all clients. *Sums only*:
-under secure aggregation the server learns nothing but the weighted sum of what leaves, and of metrics only sums
-([below](#under-secure-aggregation)). Where `validate_every` is set
-(`Kin`, `FedAux`, `FedPub`, `SheafRidge`), numerator and denominator of the validation metric leave for
-each model that is tried.
+under secure aggregation the server learns nothing but the weighted sum of what leaves, and only sums of metrics
+([below](#under-secure-aggregation)). If `validate_every` is set (`Kin`, `FedAux`, `FedPub`, `SheafRidge`), the
+numerator and denominator of the validation metric leave for each model that is tried. `Pooled` is not in the table: it
+trains on all clients' data in one place, and sites refuse it.
 
 | strategy | stage | what leaves the client | sums only |
 |---|---|---|---|
@@ -50,8 +52,9 @@ each model that is tried.
 
 
 def find_strategies() -> list[type[Strategy]]:
-    """All that can be made without settings, by name."""
+    """All that can be made without settings and keep clients apart, by name."""
     result = {each for each in vars(strategies).values() if inspect.isclass(each) and issubclass(each, Strategy)}
+    result -= {strategies.Pooled}
     return sorted((each for each in result if not inspect.isabstract(each)), key=lambda each: each.__name__)
 
 

@@ -1,4 +1,4 @@
-"""Callbacks: what watches a federation, writes its files and ends it early."""
+"""Callbacks, which observe a federation, write its files and end it early."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -56,7 +56,7 @@ __all__ = [
 
 
 def default_callbacks() -> list[Callback]:
-    """The callbacks of every run on the command line, unless the user gives one of the same class."""
+    """The callbacks of every run on the command line, each unless the user gives one of the same class."""
     return [CommunicationLedger(), FederatedCheckpoint(), RunReport(), RoundProgressBar()]
 
 

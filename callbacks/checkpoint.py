@@ -1,4 +1,4 @@
-"""Writes checkpoints often enough to lose little and rarely enough to cost little."""
+"""Writes checkpoints, often enough to lose little and rarely enough to cost little."""
 
 import re
 import time
@@ -15,26 +15,26 @@ from fl_lightning.run.folder import free_bytes
 
 
 class FederatedCheckpoint(Callback):
-    """Writes ``last.ckpt``, ``best.ckpt`` and ``round=000010.ckpt`` (after 10 rounds) into ``checkpoints/`` of the run.
+    """Writes ``last.ckpt``, ``best.ckpt`` and ``round=000010.ckpt`` (after 10 rounds) to ``checkpoints/`` of the run.
 
-    A state can be hundreds of megabytes and a round take milliseconds, so files are written only when ``every_seconds``
-    have passed, every ``every_n_rounds``, after the last round and when a signal ends the run; and where writing takes
-    long, ``every_seconds`` stretch so that it takes a fortieth of the time at most. The state of the best round is held
-    in memory until then, and written before ``last.ckpt``: a killed run that goes on from there repeats the rounds in
-    between and finds every better one again.
+    A state can have hundreds of megabytes and a round take milliseconds, so files are written only when
+    ``every_seconds`` have passed, every ``every_n_rounds``, after the last round and when a signal ends the run; if
+    writing is slow, the interval is extended so that it takes at most a fortieth of the time. The state of the best
+    round is kept in memory until then, and written before ``last.ckpt``: a killed run that is resumed from there
+    repeats the rounds in between, and so finds every better one again.
 
-    It has no state of its own, so that a checkpoint does not depend on when others were written.
+    The callback has no state of its own, so that a checkpoint does not depend on when others were written.
 
     Args:
-        every_n_rounds: Rounds between the files that are named for their round; None for none.
-        every_seconds: Least seconds between writes of ``last.ckpt`` and ``best.ckpt``; 0 for after every round,
-            whatever that takes.
-        keep: How many of the files named for their round stay; None for all.
+        every_n_rounds: Rounds between the files that are named after their round; None for no such files.
+        every_seconds: Minimum number of seconds between writes of ``last.ckpt`` and ``best.ckpt``; 0 to write after
+            every round, however long that takes.
+        keep: How many of the files named after their round are kept; None for all.
         save_last: Write ``last.ckpt``.
-        save_best: Write ``best.ckpt``, of the round that validation chooses.
+        save_best: Write ``best.ckpt``, of the best round by validation.
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: A value is out of range.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class FederatedCheckpoint(Callback):
         self.save_best = save_best
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        """Start the clock, and warn where the disk is too full for the run's checkpoints."""
+        """Start the clock, and warn if the disk is too full for the run's checkpoints."""
         self._last_write, self._pause = time.monotonic(), self.every_seconds
         self._snapshot: dict[str, Any] | None = None
         self._snapshot_is_pending = False
@@ -84,13 +84,13 @@ class FederatedCheckpoint(Callback):
         free = free_bytes(run.folder)
         if trainer.fabric.is_global_zero and free is not None and needed > free:
             warnings.warn(
-                f"the checkpoints will take some {needed:,} bytes in {run.folder}, where {free:,} are free: make room, "
+                f"the checkpoints will take some {needed:,} bytes in {run.folder}, where {free:,} are free: free some, "
                 "set trainer.default_root_dir to another folder, or keep fewer (FederatedCheckpoint)",
                 stacklevel=2,
             )
 
     def on_checkpoint_point(self, trainer: Trainer) -> None:
-        """Keep the state if the round was the best, and write what is due; every process decides alike."""
+        """Keep the state if the round is the best, and write what is due; all processes decide the same."""
         start = time.monotonic()
         periodic = self.every_n_rounds is not None and trainer.run.round_idx % self.every_n_rounds == 0
         is_over = trainer.run.should_stop or trainer.run.round_idx >= trainer.num_rounds
@@ -120,13 +120,13 @@ class FederatedCheckpoint(Callback):
 
     def _write(self, trainer: Trainer, state: dict[str, Any], *, periodic: bool) -> None:
         folder = trainer.run.folder / "checkpoints"
-        for logger in trainer.run.loggers:  # a run that goes on from these files logs no earlier round again
+        for logger in trainer.run.loggers:  # a run that is resumed from these files does not log earlier rounds again
             logger.save()
         if self._snapshot_is_pending:
             assert self._snapshot is not None
             checkpoint.write(folder / "best.ckpt", self._snapshot)
             self._snapshot_is_pending = False
-            if self._snapshot is state:  # it shares memory with the clients, so it is no place for the next copy
+            if self._snapshot is state:  # it shares memory with the clients, so the next copy must not be written to it
                 self._snapshot = None
         if periodic:
             checkpoint.write(folder / f"round={trainer.run.round_idx:06d}.ckpt", state)
@@ -135,14 +135,14 @@ class FederatedCheckpoint(Callback):
             checkpoint.write(folder / "last.ckpt", state)
 
     def _drop_old(self, folder: Path, round_idx: int) -> None:
-        """Keep the newest files up to this round; later ones are of a run that was abandoned."""
+        """Keep the newest files up to this round; later ones belong to an abandoned run."""
         result = {int(match[1]): path for path in folder.iterdir() if (match := _FILE_NAME.fullmatch(path.name))}
         past = sorted(number for number in result if number <= round_idx)
         for number in past[: -self.keep] if self.keep is not None else []:
             result[number].unlink()
 
 
-#: Writes that only time asks for are at least so many times as far apart as the last one took.
+#: Smallest ratio of the time between writes to the duration of the last write.
 _PATIENCE = 40
 
 _FILE_NAME = re.compile(r"round=(\d+)\.ckpt")

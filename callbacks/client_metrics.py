@@ -7,15 +7,15 @@ from fl_lightning.run.loggers import RoundTable
 
 
 class PerClientMetrics(Callback):
-    """Writes ``clients.csv`` (round, client, metric, value, num_examples) into the run's folder.
+    """Writes ``clients.csv`` (round, client, metric, value, num_examples) to the run's folder.
 
     Args:
-        every_n_rounds: Rounds between entries, of those that are evaluated.
+        every_n_rounds: Rounds between entries; only evaluated rounds have entries.
         metrics: Names of the clients' metrics; None for the monitored one and its test counterpart. A client without
             examples has the value nan.
 
     Raises:
-        ValueError: ``every_n_rounds`` is out of its range, or no metric is named.
+        ValueError: ``every_n_rounds`` is out of range, or no metric is named.
     """
 
     def __init__(self, *, every_n_rounds: int = 1, metrics: Sequence[str] | None = None) -> None:

@@ -10,13 +10,13 @@ class EarlyStopping(Callback):
     """Stops the run after ``patience`` evaluations in a row without improvement.
 
     Args:
-        monitor: Name of a metric of the rounds; None for the trainer's.
-        patience: Evaluations without improvement.
+        monitor: Name of a metric of the rounds; None for that of the trainer.
+        patience: Number of evaluations without improvement.
         min_delta: Smallest change that counts as an improvement.
-        mode: Whether ``max`` or ``min`` of the metric is best; None where the client's class says it.
+        mode: Whether ``max`` or ``min`` of the metric is best; None to use what the client's class declares.
 
     Raises:
-        ValueError: ``patience`` or ``min_delta`` is out of its range.
+        ValueError: ``patience`` or ``min_delta`` is out of range.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class EarlyStopping(Callback):
         self._forget()
 
     def given(self) -> dict[str, Any]:
-        """Settings that are kept under other names."""
+        """Settings that are stored under other names."""
         return {"monitor": self.setting}
 
     def _forget(self) -> None:
@@ -46,17 +46,17 @@ class EarlyStopping(Callback):
         self.num_without_improvement = 0
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        """Begin anew, or, resumed from a run that was stopped here, stop again.
+        """Reset; or, if resumed from a run that was stopped here, stop again.
 
         Raises:
-            WrongSetting: Nothing says whether more or less of the metric is better.
+            WrongSetting: It is unknown whether more or less of the metric is better.
         """
         self.monitor = self.setting or trainer.run.selection.monitor
         mode = self.mode or direction_of(self.monitor, trainer.run.selection.directions)
         if mode is None:
             raise WrongSetting(
-                f"EarlyStopping.monitor is {self.monitor!r}, and nothing says whether more or less of it is better, as "
-                f"of {', '.join(trainer.run.selection.directions)}: set EarlyStopping.mode to max or min"
+                f"EarlyStopping.monitor is {self.monitor!r}, and it is unknown whether more or less of it is better "
+                f"(known: {', '.join(trainer.run.selection.directions)}): set EarlyStopping.mode to max or min"
             )
         self.sign = 1.0 if mode == "max" else -1.0
         if trainer.run.round_idx == 0:

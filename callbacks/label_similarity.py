@@ -1,4 +1,4 @@
-"""Whether clients that a strategy takes to be alike have alike labels: a metric every round, for studies."""
+"""Whether clients that a strategy considers similar have similar labels: a metric in every round, for studies."""
 
 import numpy as np
 import torch
@@ -11,11 +11,12 @@ from .similarity import Matrix, correlation
 
 
 class LabelSimilarity(Callback):
-    """Correlates the strategy's matrices over the clients with how alike the clients' labels are.
+    """Correlates the strategy's matrices over the clients with the similarity of the clients' labels.
 
     ``similarity/<name>_labels`` is the Pearson correlation, over pairs of different clients, of a matrix of the
     strategy (``Strategy.matrices``: similarity of signatures, mixing weights) with the cosine of the clients' label
-    counts. No server knows these: for studies only. It costs no work of the clients, so it is measured every round.
+    counts. No server knows these, so it is for studies only. It needs no work of the clients, and is measured in every
+    round.
 
     Raises:
         ValueError: The data have no classes.

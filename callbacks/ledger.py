@@ -23,13 +23,13 @@ class PeerToPeer(Protocol):
 class CommunicationLedger(Callback):
     """Adds to each round's metrics what it sent: ``comm/bytes_up``, ``comm/bytes_down``, ``comm/bytes_peer``.
 
-    ``comm/bytes_total`` is everything since the beginning; where clients talk to each other, ``comm/bytes_busiest`` is
-    what the one of them that sent the most has sent. Stages before round 0 count into round 0; what unseen clients
-    exchange when they join after the last round is not counted. Uploads of clients that failed are not counted, as
-    they were never sent.
+    ``comm/bytes_total`` is the total since the beginning; if clients exchange messages with each other,
+    ``comm/bytes_busiest`` is the total of the client that has sent the most. Stages before round 0 count toward round
+    0; the onboarding of unseen clients after the last round is not counted. Uploads of clients that failed are not
+    counted, as they were never sent.
 
     Args:
-        write_stages: Also write ``communication.csv`` into the run's folder: round, stage, bytes up, down and peer, and
+        write_stages: Also write ``communication.csv`` to the run's folder: round, stage, bytes up, down and peer, and
             what leaves a client.
     """
 
@@ -78,7 +78,7 @@ class CommunicationLedger(Callback):
         self.stages = []
 
     def state_dict(self) -> dict[str, Any]:
-        """The totals up to the last whole round."""
+        """The totals up to the last complete round."""
         return {"total": self.total, "by_client": dict(self.by_client)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
-"""Tells every node of a graph that was cut into clients who all of its neighbors are, the lost ones too.
+"""Gives every node of a partitioned graph the ids of all its neighbors, including those lost to other clients.
 
-What a method needs that looks for nodes of different clients with neighbors in common, as FedGNN does. It stands for
-ids that the clients of a true federation share by themselves, such as those of the papers that a paper cites.
+Methods such as FedGNN need them to match nodes of different clients with neighbors in common. They stand for ids that
+the clients of a real federation already share, such as those of the papers that a paper cites.
 """
 
 import dataclasses
@@ -18,15 +18,16 @@ from fl_lightning.run.callback import Callback, Trainer
 class NeighborIds(Callback):
     """Gives the clients' nodes the hashes of their neighbors' ids, by a key that the clients share.
 
-    Who does not know the key, as the server, can compare the hashes and nothing else. Only where one graph is cut into
-    clients here: a site of a remote federation has to bring its own ids.
+    Without the key, as on the server, the hashes can only be compared. It works only if one graph is partitioned here:
+    a site of a remote federation has to provide its own ids.
 
     Args:
         secret: The key, at most 64 bytes.
-        max_ids: Most neighbors of a node that are told, at least 1; the same for all nodes that have them in common.
+        max_ids: Largest number of neighbor ids of a node, at least 1; all nodes select common neighbors in the same
+            way.
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: A value is out of range.
     """
 
     needs_data = True
@@ -55,13 +56,13 @@ class NeighborIds(Callback):
 
 
 def neighbor_ids(edge_index_2E: Tensor, num_nodes: int, *, secret: str, max_ids: int) -> Tensor:
-    """The hashes of each node's neighbors, ascending, int64 (N, M) with 0 for none; the smallest, if they are many.
+    """The hashes of each node's neighbors, ascending, int64 (N, M) with 0 for none; the smallest if there are too many.
 
     Args:
         edge_index_2E: Source and target of every edge; a node's neighbors are the sources of its edges.
         num_nodes: N.
         secret: Key of the hash (BLAKE2b, 40 bits, so that nobody takes the numbers for a model that has diverged).
-        max_ids: Most neighbors of a node.
+        max_ids: Largest number of neighbors of a node.
     """
     key = secret.encode()
     digests = [hashlib.blake2b(str(node).encode(), digest_size=5, key=key).digest() for node in range(num_nodes)]

@@ -16,11 +16,11 @@ def publish(trainer: Trainer, figure: "Figure", path: Path, name: str, round_idx
     """Write a picture to a file, and send it to W&B and TensorBoard loggers; other loggers accept none.
 
     Args:
-        trainer: Whose loggers.
+        trainer: The trainer with the loggers.
         figure: The picture.
         path: File to write; its folder is created.
-        name: What the loggers call it.
-        round_idx: Their step.
+        name: Name of the picture in the loggers.
+        round_idx: Step of the loggers.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 

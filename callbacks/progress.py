@@ -16,17 +16,17 @@ from .result_table import client_table, evaluation_table, number, result_table, 
 
 
 class RoundProgressBar(Callback):
-    """A bar over the rounds with the present accuracy and speed, and a table of results at the end.
+    """A bar over the rounds with the current accuracy and speed, and a table of results at the end.
 
-    Where the output is no terminal (a file, a batch system), a line is written now and then instead of the bar.
+    If the output is not a terminal (but a file or a batch system), a line is written periodically instead of the bar.
 
     Args:
         refresh_seconds: Seconds between updates of the bar.
-        line_seconds: Seconds between lines where there is no terminal.
-        worst_clients: Rows of the table of single clients at the end, worst first; 0 for no such table.
+        line_seconds: Seconds between lines without a terminal.
+        worst_clients: Number of rows in the table of single clients at the end, worst first; 0 for no such table.
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: A value is out of range.
     """
 
     def __init__(self, *, refresh_seconds: float = 0.5, line_seconds: float = 30.0, worst_clients: int = 0) -> None:
@@ -46,7 +46,7 @@ class RoundProgressBar(Callback):
         """Draw the bar."""
         if trainer.run.round_idx == 0:
             self.clients = []
-        self._figures: dict[str, float] = {}
+        self._values: dict[str, float] = {}
         self._seconds = math.nan
         self._in_round = False
         self._round_start = self._last_line = time.perf_counter()
@@ -91,13 +91,13 @@ class RoundProgressBar(Callback):
         self._seconds = seconds if math.isnan(self._seconds) else 0.9 * self._seconds + 0.1 * seconds
         monitor = trainer.run.selection.monitor
         shown = {"val": monitor, "test": test_metric(monitor)}
-        self._figures |= {label: metrics[name] for label, name in shown.items() if name in metrics}
+        self._values |= {label: metrics[name] for label, name in shown.items() if name in metrics}
         if trainer.run.selection.best_round == trainer.run.round_idx:
             scores = trainer.run.scores[""]
             if all(name in scores.extras for name in shown.values()):
                 columns = (client_values(scores, name).tolist() for name in shown.values())
                 self.clients = [list(row) for row in zip(scores.clients, *columns, strict=True)]
-        values = "  ".join(f"{label} {number(value)}" for label, value in self._figures.items())
+        values = "  ".join(f"{label} {number(value)}" for label, value in self._values.items())
         values += f"  {self._seconds:.3g} s/round"
         if self._bar is not None:
             self._bar.update(self._task, advance=1, figures=values)
@@ -138,7 +138,7 @@ class RoundProgressBar(Callback):
         self.clients = state["clients"]
 
     def _show(self, what: RenderableType, *, highlight: bool = True) -> None:
-        """Print; letters that the terminal does not have are shown by their numbers."""
+        """Print; characters that the terminal does not support are shown as escapes."""
         try:
             self.console.print(what, highlight=highlight)
         except UnicodeEncodeError as error:

@@ -1,4 +1,4 @@
-"""Whether FedAux's projection vectors become the principal axes of the clients' embeddings, as its Theorem 3.1 says."""
+"""Whether FedAux's projection vectors become the principal axes of the clients' embeddings, as in its Theorem 3.1."""
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ def principal_alignment(client: ClientModule, parameters: Parameters, batch: Bat
 
 
 class ProjectionAlignment(Callback):
-    """Adds to each round's metrics how near the projection vectors are to the first principal components.
+    """Adds to each round's metrics how close the projection vectors are to the first principal components.
 
     ``projection/cosine`` is the mean over clients of the absolute cosine (a random vector of D numbers has about
     √(2 / (π D)), 0.07 for 128), ``projection/variance`` the variance of the embeddings along the vector as a share of

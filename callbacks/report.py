@@ -1,4 +1,4 @@
-"""Keeps what a report needs of a run, and writes the report at its end.
+"""Records what a report needs about a run, and writes the report at its end.
 
 Shape legend: C clients, T training clients, N nodes or examples, D width of an embedding, K classes, P sampled points.
 """
@@ -46,24 +46,25 @@ _MOST_FAILURES = 100
 
 
 class RunReport(Callback):
-    """Writes ``report.html``, a page by itself, into the run's folder when training ends, beside ``report.json``.
+    """Writes ``report.html``, a self-contained page, and ``report.json`` to the run's folder when training ends.
 
     ``fl-train report RUN`` regenerates the page from the files of the folder. ``report.json`` has what no other file of
-    the run has (:mod:`fl_lightning.report.record`); it is also written when an error ends the run, the page is not.
+    the run has (:mod:`fl_lightning.report.record`); unlike the page, it is also written when an error ends the run.
 
-    The confusions (or predictions of a regression) are those of the best round: whenever a round is the best so far
-    the clients predict their test examples once more. What fails here ends in a warning, not in the run's end.
-    Where the clients' data lie elsewhere, partition, predictions and embeddings are left out.
+    The confusions (or predictions of a regression) are those of the best round: whenever a round is the best so far,
+    the clients predict their test examples once more. Errors here cause a warning and do not end the run. If the
+    clients' data are elsewhere, partition, predictions and embeddings are left out.
 
     Args:
-        page: Write the page; ``report.json`` is written in any case.
-        predictions: Keep confusions, or predictions, of the best round.
-        embeddings: Embed a sample of nodes or examples by the clients' own models after the last round.
-        num_snapshots: At how many rounds matrices over the clients are kept, evenly from the first to the last.
-        against: Folder of a run to compare each client with, of ``Local`` for example; the partitions must be equal.
+        page: Write the page; ``report.json`` is always written.
+        predictions: Record confusions or predictions of the best round.
+        embeddings: Embed a sample of nodes or examples with the clients' own models after the last round.
+        num_snapshots: Number of rounds, evenly from the first to the last, at which matrices over the clients are
+            recorded.
+        against: Folder of a run (of ``Local``, for example) to compare each client with; the partitions must be equal.
 
     Raises:
-        ValueError: A value is out of its range, or ``against`` is no run with a ``report.json``.
+        ValueError: A value is out of range, or ``against`` is not a run with a ``report.json``.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class RunReport(Callback):
         self._sent = {}
 
     def on_stage_end(self, trainer: Trainer, stage: Stage, payload: Payload) -> None:
-        """Keep how alike the clients' updates are, at the rounds of the snapshots."""
+        """Record the similarity of the clients' updates, in the rounds of the snapshots."""
         if self._due(trainer) and payload.parameters and payload.clients:
             self._attempt("the cosines of what clients sent", lambda: self._compare_responses(trainer, stage, payload))
 
@@ -152,11 +153,11 @@ class RunReport(Callback):
             self._attempt("report.html", lambda: self._write_page(trainer))
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
-        """Keep what there is for ``fl-train report``."""
+        """Save what was recorded for ``fl-train report``."""
         self._save(trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        """What was kept up to the last whole round."""
+        """What was recorded up to the last complete round."""
         return {
             "best": None if self.best is None else dataclasses.asdict(self.best),
             "snapshots": [dataclasses.asdict(each) for each in self.snapshots],
@@ -172,13 +173,13 @@ class RunReport(Callback):
         self.failures = [(round_idx, name, why) for round_idx, name, why in state["failures"]]
         self.unkept = dict.fromkeys(state["unkept"])
 
-    # ------------------------------------------------------------------ what is kept
+    # ------------------------------------------------------------------ recording
 
     def _attempt(self, what: str, make: Callable[[], Kept]) -> Kept | None:
-        """What can be made, or None with a warning, once for each kind of thing."""
+        """The result of ``make``; None if it fails, with one warning for each kind of thing."""
         try:
             return make()
-        except Exception as error:  # of a strategy's or a client's own code: a run must not end for its report
+        except Exception as error:  # user code may raise anything, and a run must not end because of its report
             if what not in self._warned:
                 self._warned.add(what)
                 warnings.warn(f"report: {what} failed and is left out ({type(error).__name__}: {error})", stacklevel=3)
@@ -238,7 +239,7 @@ class RunReport(Callback):
         return self._samples[client]
 
     def _predict(self, trainer: Trainer) -> NDArray[Any]:
-        """Of this process's clients' test examples what the task tallies; of numbers a sample (P, 2)."""
+        """The task's tally of the test examples of this process's clients; for numbers a sample (P, 2)."""
         run, clients = trainer.run, data_of(trainer)
         assert clients is not None
         evaluation = run.strategy.evaluations(run.training_clients)[""]

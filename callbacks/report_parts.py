@@ -1,4 +1,4 @@
-"""The parts of a report's record, made of a run.
+"""The parts of a report's record, computed from a run.
 
 Shape legend: C clients, P sampled points.
 """
@@ -23,13 +23,13 @@ from fl_lightning.run.callback import Trainer
 
 
 def data_of(trainer: Trainer) -> Sequence[Any] | None:
-    """What the clients hold; None where that lies elsewhere."""
+    """The clients' data; None if they are elsewhere."""
     clients: Sequence[Any] | None = getattr(trainer.run.datamodule, "clients", None)
     return None if clients is None or any(client is None for client in clients) else clients
 
 
 def describe(trainer: Trainer) -> RunRecord:
-    """What is known of a run before its first round."""
+    """What is known about a run before its first round."""
     run, clients = trainer.run, data_of(trainer)
     partition = None
     if clients is not None and hasattr(run.datamodule, "statistics"):
@@ -65,7 +65,7 @@ def describe(trainer: Trainer) -> RunRecord:
 
 
 def best_round(trainer: Trainer, parts: Sequence[NDArray[Any]]) -> BestRound:
-    """The scores of the present round, and what was predicted in it."""
+    """The scores and predictions of the current round."""
     run = trainer.run
     scores: dict[str, dict[str, list[float | None]]] = {}
     examples: dict[str, dict[str, list[int]]] = {}
@@ -89,7 +89,7 @@ def _values(totals_C2: Tensor) -> list[float | None]:
 
 
 def scores_of_unseen(trainer: Trainer) -> dict[str, dict[str, float | None]]:
-    """What the clients that joined at the end score, by metric and name."""
+    """The scores of the clients that were onboarded at the end, by metric and name."""
     scores = trainer.run.scores.get("unseen/")
     if scores is None:
         return {}
@@ -111,7 +111,7 @@ def project(trainer: Trainer, parts: Sequence[tuple[list[int], NDArray[np.float3
     rows = np.concatenate([part[1] for part in parts if len(part[1])]).astype(np.float64)
     centered_PD = rows - rows.mean(axis=0)
     _, variance, axes = np.linalg.svd(centered_PD, full_matrices=False)
-    axes *= np.sign(axes[np.arange(len(axes)), np.abs(axes).argmax(axis=1)])[:, None]  # else the sign is anyone's
+    axes *= np.sign(axes[np.arange(len(axes)), np.abs(axes).argmax(axis=1)])[:, None]  # otherwise the sign is arbitrary
     place_P2 = centered_PD @ axes[:2].T
     if place_P2.shape[1] < 2:
         place_P2 = np.pad(place_P2, ((0, 0), (0, 1)))

@@ -10,15 +10,15 @@ from rich.table import Table
 
 from fl_lightning.run.callback import Trainer
 
-#: What the prefix of a metric says about the model it is of; others are named by the prefix itself.
+#: Descriptions of models by the prefixes of their metrics; other models are named by the prefix itself.
 _MODELS = {"gen/": "generated model", "unseen/": "unseen clients", "unseen/gen/": "unseen clients, generated"}
 
 
 def result_table(trainer: Trainer, clients: Sequence[Sequence[float]]) -> Table:
-    """What a run came to.
+    """The results of a run.
 
     Args:
-        trainer: After its fit.
+        trainer: The trainer, after its fit.
         clients: Index, validation and test value of each client at the best round.
     """
     table = _new_table(f"{type(trainer.run.strategy).__name__}, {len(trainer.run.training_clients)} clients")
@@ -54,6 +54,9 @@ def _result_rows(trainer: Trainer, clients: Sequence[Sequence[float]]) -> Iterat
             if name.endswith(f"/{test}"):
                 prefix = name.removesuffix(test)
                 yield f"  {_MODELS.get(prefix, prefix.rstrip('/'))}", mean_and_std(result, name)
+        for name, metrics in trainer.run.references.items():
+            if (bare := "/".join(test.split("/")[-2:])) in metrics:
+                yield f"  {name} (reference)", mean_and_std(metrics, bare)
         if f"{test}_per_client_selection" in result:
             yield "  per-client model selection", f"{number(result[f'{test}_per_client_selection'])}"
         over_rounds = f"{trainer.run.selection.mode}_over_rounds"
@@ -75,7 +78,7 @@ def _result_rows(trainer: Trainer, clients: Sequence[Sequence[float]]) -> Iterat
 
 
 def number(value: float) -> str:
-    """Four decimals, or four digits of what is small.
+    """Format with four decimals, or four digits if the number is small.
 
     Example:
         >>> number(0.81234), number(0.0021234)
@@ -117,7 +120,7 @@ def evaluation_table(trainer: Trainer, metrics: Mapping[str, float]) -> Table:
 
 
 def _weighted(trainer: Trainer) -> str:
-    """What the mean is called that counts every example once."""
+    """The name of the mean that counts every example once."""
     return f"weighted by {trainer.run.registry.task.examples}"
 
 
@@ -127,7 +130,7 @@ def test_metric(monitor: str) -> str:
 
 
 def mean_and_std(metrics: Mapping[str, float], name: str) -> str:
-    """A metric's mean and standard deviation over clients; the mean alone where clients tell only sums."""
+    """A metric's mean and standard deviation over clients; only the mean if clients reveal only sums."""
     mean, std = number(metrics[name]), metrics.get(f"{name}_std")
     return mean if std is None else f"{mean} ± {number(std)}"
 

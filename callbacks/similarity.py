@@ -1,4 +1,4 @@
-"""Which clients a strategy takes to be alike: pictures, files and scores of its similarity and mixing matrices.
+"""Which clients a strategy considers similar: pictures, files and scores of its similarity and mixing matrices.
 
 Shape legend: C clients, K known clients (rows without a nan).
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Matrix = NDArray[np.float64]
-#: Name of the matrix that no server could compute, and others are compared with.
+#: Name of the matrix that no server could compute, with which others are compared.
 POOLED = "pooled embedding"
 FUNCTIONAL = "functional embedding"
 _INK, _FAINT = "#22272e", "#6b7280"
@@ -42,8 +42,8 @@ class Recovery:
 
     Attributes:
         nmi: Normalized mutual information of its spectral clusters and the communities, in [0, 1].
-        neighbors: Share of the clients nearest to each, as many as its community has others, that are of it; in
-            [0, 1]; nan where no community has two clients.
+        neighbors: Share of each client's nearest others that are in its community, for as many others as the community
+            has; in [0, 1]; nan if no community has two clients.
         correlation: Pearson correlation of its entries off the diagonal with "same community", in [-1, 1].
     """
 
@@ -53,7 +53,7 @@ class Recovery:
 
 
 def correlation(first_CC: Matrix, second_CC: Matrix) -> float:
-    """Pearson correlation of the entries off the diagonal; nan where one of the matrices is constant or unknown."""
+    """Pearson correlation of the entries off the diagonal; nan if one of the matrices is constant or unknown."""
     known_CC = np.isfinite(first_CC) & np.isfinite(second_CC) & ~np.eye(len(first_CC), dtype=bool)
     first, second = first_CC[known_CC], second_CC[known_CC]
     if len(first) < 2 or np.ptp(first) < 1e-12 or np.ptp(second) < 1e-12:
@@ -64,8 +64,8 @@ def correlation(first_CC: Matrix, second_CC: Matrix) -> float:
 def recovery(matrix_CC: Matrix, community_C: NDArray[np.int64]) -> Recovery:
     """Compare a matrix of similarities or weights with known communities.
 
-    The clusters are spectral ones of the symmetric part, whose entries off the diagonal are scaled to [0, 1], as many
-    as there are communities; clients with unknown entries are left out.
+    The clusters are spectral clusters of the symmetric part, whose entries off the diagonal are scaled to [0, 1], as
+    many as there are communities; clients with unknown entries are left out.
     """
     same_CC = (community_C[:, None] == community_C).astype(np.float64)
     known_K = np.isfinite(matrix_CC).any(axis=1)
@@ -90,9 +90,9 @@ def recovery(matrix_CC: Matrix, community_C: NDArray[np.int64]) -> Recovery:
 
 
 def nearest_share(matrix_KK: Matrix, community_K: NDArray[np.int64]) -> float:
-    """Mean over the clients whose community has others: of as many nearest ones, the share that are of it.
+    """Mean, over clients whose community has others, of the share of as many nearest clients that belong to it.
 
-    Clients that are equally near count in part, so that a constant matrix has the share that chance gives.
+    Clients that are equally near count in part, so that a constant matrix has the share expected by chance.
 
     Example:
         >>> near = np.array([[1.0, 0.9, 0.1], [0.9, 1.0, 0.2], [0.1, 0.2, 1.0]])
@@ -122,14 +122,14 @@ def draw_matrices(
 ) -> "Figure":
     """Heat maps side by side, clients of a community next to each other.
 
-    Each has its own scale, that of its entries off the diagonal, so that the structure shows even where all are alike;
-    the diagonal of similarities, always one, then lies above the scale.
+    Each has its own scale, that of its entries off the diagonal, so that the structure is visible even if all entries
+    are similar; the diagonal of similarities, always one, is then above the scale.
 
     Args:
         matrices: Square matrices over the clients, by name.
-        names: Of the clients.
-        title: Of the whole.
-        captions: What is written under the names of the matrices.
+        names: Names of the clients.
+        title: Title of the picture.
+        captions: Captions under the names of the matrices.
         community_C: Community of each client.
     """
     from matplotlib.figure import Figure
@@ -162,7 +162,7 @@ def _draw(axes: "Axes", matrix_CC: Matrix, unit: str) -> None:
     diagonal = np.diagonal(matrix_CC)[np.isfinite(np.diagonal(matrix_CC))]
     above, below = bool((diagonal > high + 1e-9).any()), bool((diagonal < low - 1e-9).any())
     image = axes.imshow(np.ma.masked_invalid(matrix_CC), cmap="viridis", vmin=low, vmax=high, interpolation="nearest")
-    axes.set_facecolor("#e5e7eb")  # what is unknown stays empty
+    axes.set_facecolor("#e5e7eb")  # unknown entries stay empty
     extend = {(True, True): "both", (True, False): "max", (False, True): "min"}.get((above, below), "neither")
     bar = axes.figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03, extend=extend)
     bar.ax.tick_params(labelsize=6.5, length=2, color=_FAINT, labelcolor=_FAINT)
@@ -171,7 +171,7 @@ def _draw(axes: "Axes", matrix_CC: Matrix, unit: str) -> None:
 
 
 def _label(axes: "Axes", names: Sequence[str], *, rows: bool) -> None:
-    """Number the clients, at most about ten of them, as their names end."""
+    """Label at most about ten clients with the numbers at the end of their names."""
     step = max(1, -(-len(names) // 10))
     ticks = list(range(0, len(names), step))
     short = [names[tick].rpartition("-")[2] for tick in ticks]
@@ -198,8 +198,8 @@ def cosines_among(members: Sequence[int], clients: Sequence[int], rows_CP: Tenso
     """Cosines of some members' vectors in a matrix over all members, nan elsewhere.
 
     Args:
-        members: All of them.
-        clients: Whose vectors there are, in order.
+        members: All members.
+        clients: The members with vectors, in order.
         rows_CP: The vectors.
     """
     cosines = cosine_similarity(rows_CP)
@@ -213,23 +213,24 @@ class SimilarityLogger(Callback):
     """Draws, saves and scores the similarity of clients at given rounds.
 
     The matrices are the strategy's own (``Strategy.matrices``: similarity of signatures, mixing weights, adjacency),
-    and the cosines of what the clients sent: all parameters together (or updates) and the read-out weights alone. They
-    go as one picture to the loggers that take pictures, and to ``similarity/round_0099.png`` and ``.npz`` in the run's
-    folder (arrays by name, with ``clients`` and, where given, ``communities``).
+    and the cosines of what the clients sent: all parameters together (or updates), and only the read-out weights. They
+    are sent as one picture to the loggers that accept pictures, and written to ``similarity/round_0099.png`` and
+    ``.npz`` in the run's folder (arrays by name, with ``clients`` and, if given, ``communities``).
 
     With known communities each matrix is scored, among the round's metrics: ``similarity/<name>_nmi`` (clusters against
     communities), ``similarity/<name>_neighbors`` (share of a client's nearest that are of its own community) and
     ``similarity/<name>_correlation``.
 
     Args:
-        every_n_rounds: Log every so many rounds; None for the best rounds only.
+        every_n_rounds: Rounds between logs; None to log only ``rounds``.
         rounds: Rounds to log, counted from 0; negative ones from the end, so -1 is the last.
-        readout: Shell-style patterns of the read-out's parameters; where the clients send none of these, there is no
-            such matrix.
-        ground_truth: Also the cosines of the clients' mean node embeddings. No server may see them: for studies only.
-        functional_embedding: Also the cosines of FED-PUB's functional embeddings, whatever the strategy.
-        communities: Node attribute of the graph with the true groups; a client belongs where most of its nodes do.
-            None for the groups of the partition, where several clients draw from one part.
+        readout: Shell-style patterns of the read-out's parameters; if the clients send none of these, there is no such
+            matrix.
+        ground_truth: Also log the cosines of the clients' mean node embeddings. As no server may see them, this is for
+            studies only.
+        functional_embedding: Also log the cosines of FED-PUB's functional embeddings, whatever the strategy.
+        communities: Node attribute of the graph with the true groups; a client belongs to that of most of its nodes.
+            None for the groups of the partition, if several clients draw from one part.
 
     Raises:
         ValueError: No round is chosen.
@@ -262,7 +263,7 @@ class SimilarityLogger(Callback):
         self._sent: dict[str, Tensor] = {}
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        """Find the clients' communities: those that are named, else the groups of the partition, if it has any."""
+        """Determine the clients' communities: those that are set, else the groups of the partition, if any."""
         if self.communities is None:
             if groups := trainer.run.registry.groups:
                 self.community_C = np.array([groups[client] for client in trainer.run.training_clients], dtype=np.int64)
@@ -329,7 +330,7 @@ class SimilarityLogger(Callback):
         return trainer.run.round_idx in chosen or (every is not None and (trainer.run.round_idx + 1) % every == 0)
 
     def _ask(self, trainer: Trainer, client_outputs: Mapping[str, ClientOutput]) -> dict[str, Tensor]:
-        """Cosines of what every client responds, without training it or sending it anything."""
+        """Cosines of the outputs of every client, without training it or sending it anything."""
         if not client_outputs:
             return {}
         stage, run, clients = (

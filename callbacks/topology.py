@@ -1,4 +1,4 @@
-"""Who talks to whom, how strongly, and what the federation as a whole descends: pictures, files and one figure.
+"""Which clients exchange messages, how strongly they are coupled, and the common objective: pictures, files, a metric.
 
 Shape legend: C training clients.
 """
@@ -30,7 +30,7 @@ _MOST_LABELS = 60
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Leave out what stands before the last hyphen, if it is the same in all names.
+    """Omit what precedes the last hyphen, if it is the same in all names.
 
     Example:
         >>> short_names(["sensor-00", "sensor-01"]), short_names(["front-2009", "rear-2009"])
@@ -46,10 +46,10 @@ def draw_topology(
     """The graph of the clients.
 
     Args:
-        adjacency_CC: Above 0 where two clients are joined.
-        names: Of the clients.
-        num_examples: Of the clients, as their color.
-        title: Of the picture; sizes are added to it.
+        adjacency_CC: Above 0 if two clients are neighbors.
+        names: Names of the clients.
+        num_examples: Numbers of examples of the clients, shown as colors.
+        title: Title of the picture; sizes are added to it.
     """
     from matplotlib import colormaps
     from matplotlib.collections import LineCollection
@@ -101,8 +101,8 @@ def draw_norms(norms_CC: Matrix, names: Sequence[str], *, title: str = "Restrict
 
     Args:
         norms_CC: Norms, 0 where there is no edge.
-        names: Of the clients.
-        title: Of the picture.
+        names: Names of the clients.
+        title: Title of the picture.
     """
     count, labels = len(names), short_names(names)
     inches = float(np.clip(2.4 + 0.155 * count, 4.6, 11.0))
@@ -125,7 +125,7 @@ def draw_norms(norms_CC: Matrix, names: Sequence[str], *, title: str = "Restrict
 
 
 def _layout(graph: "Graph") -> Matrix:
-    """Places in [-1, 1]² at distances like those along the edges, (C, 2); parts without a path between stand apart."""
+    """Positions in [-1, 1]² with distances like those along the edges, (C, 2); unconnected parts are set apart."""
     import networkx as nx
 
     paths = dict(nx.all_pairs_shortest_path_length(graph))
@@ -144,7 +144,7 @@ def _new_figure(width: float, height: float) -> "tuple[Figure, Axes]":
 
 
 def _scale(values: NDArray[Any]) -> "Normalize":
-    """From the smallest to the largest value; where all are alike the width is a thousandth."""
+    """From the smallest to the largest value; if all are equal, the width is a thousandth."""
     from matplotlib.colors import Normalize
 
     low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
@@ -166,17 +166,17 @@ def _finish_bar(bar: "Colorbar", label: str) -> None:
 class TopologyLogger(Callback):
     """Draws the graph of the clients and how strongly its edges couple them, and logs the common objective.
 
-    - ``topology.png`` in the run's folder: the strategy's ``adjacency`` when training begins, drawn anew when it is
-      found changed (FedSheafHN's collaboration graph; it exists from round 0 on).
-    - ``map_norms/round_0099.png`` and ``.csv``: the norms of the restriction maps, where the strategy has any.
+    - ``topology.png`` in the run's folder: the strategy's ``adjacency`` when training begins, drawn again when it has
+      changed (FedSheafHN's collaboration graph, which exists from round 0 on).
+    - ``map_norms/round_0099.png`` and ``.csv``: the norms of the restriction maps, if the strategy has any.
     - ``server/objective`` among the metrics: Σ_i f_i(θ_i), the mean training losses of the evaluated models, plus the
-      strategy's coupling term ``server/coupling`` if it has one. Without weight decay's term, which is the
-      optimizer's.
+      strategy's coupling term ``server/coupling`` if it has one. The term of weight decay, which belongs to the
+      optimizer, is not included.
 
-    Pictures also go to the loggers that take them.
+    Pictures are also sent to the loggers that accept them.
 
     Args:
-        every_n_rounds: Look every so many rounds; None for the last round only.
+        every_n_rounds: Rounds between logs; None for the last round only.
 
     Raises:
         ValueError: The strategy has no ``adjacency``.
@@ -192,7 +192,7 @@ class TopologyLogger(Callback):
         self._last_round = -1
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        """Draw the topology; one that is yet to be computed is drawn after a round."""
+        """Draw the topology; one that has not been computed yet is drawn after a round."""
         self._drawn, self._last_round = None, -1
         can_wait = not trainer.run.strategy.matrices() and type(trainer.run.strategy).matrices is not Strategy.matrices
         if not can_wait:
@@ -226,7 +226,7 @@ class TopologyLogger(Callback):
         adjacency = trainer.run.strategy.matrices().get("adjacency")
         if adjacency is None:
             raise ValueError(
-                f"TopologyLogger: {type(trainer.run.strategy).__name__} joins its clients by no graph (its matrices "
+                f"TopologyLogger: {type(trainer.run.strategy).__name__} has no graph of its clients (its matrices "
                 "have no 'adjacency'): drop the callback, or use a decentralized strategy or FedSheafHN"
             )
         result = _numpy(adjacency)

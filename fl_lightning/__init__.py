@@ -1,6 +1,6 @@
 """Personalized federated learning on graphs, trained by PyTorch Lightning and Fabric.
 
-What the package exports is imported when it is first asked for, so that ``import fl_lightning`` takes no time.
+What the package exports is imported when it is first used, so that ``import fl_lightning`` is fast.
 """
 
 import importlib
@@ -40,7 +40,7 @@ __all__ = [
     "strategies",
 ]
 
-#: Where each class and function is; what is not here is a module of the package.
+#: The module of each class and function; names that are not listed are modules of the package.
 _HOMES = {
     "Callback": "run.callback",
     "ClientModule": "round.client",
@@ -55,8 +55,8 @@ _HOMES = {
     "Strategy": "strategies",
     "compare": "report",
 }
-#: What had another name.
-_FORMER = {"RegressionClient": "ClientModule, which does what the data ask for"}
+#: Former names.
+_FORMER = {"RegressionClient": "ClientModule, which takes its task from the data"}
 
 
 def __getattr__(name: str) -> Any:

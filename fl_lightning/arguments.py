@@ -1,6 +1,6 @@
-"""The arguments of ``fl-train``: its verbs, the options among them, and the files of settings that these name.
+"""The arguments of ``fl-train``: its verbs, their options, and the settings files that the options name.
 
-Nothing here imports torch, or anything else that a mistake need not wait for.
+Nothing here imports torch or anything else that would delay the report of a mistake.
 """
 
 import sys
@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 
 from fl_lightning.yaml_input import WrongYaml, read_yaml
 
-#: The verbs that are not of :mod:`fl_lightning.cli`, and the modules whose ``main(arguments) -> exit code`` runs them.
-#: The first line of a module's docstring is what ``--help`` says of its verb.
+#: The verbs outside :mod:`fl_lightning.cli`, and the modules whose ``main(arguments) -> exit code`` runs them.
+#: The first line of a module's docstring is the verb's description in ``--help``.
 VERBS: dict[str, str] = {
     "compare": "fl_lightning.report.compare_command",
     "completion": "fl_lightning.completion_command",
@@ -24,16 +24,16 @@ VERBS: dict[str, str] = {
     "submit": "fl_lightning.remote.submit_command",
 }
 
-#: Those that need NVIDIA FLARE.
+#: The verbs that need NVIDIA FLARE.
 OVER_THE_NETWORK = ("provision", "site", "sites", "submit")
 
 #: The verbs of :mod:`fl_lightning.cli`, which are methods of the trainer.
 TRAINER_VERBS = {
     "fit": "Train the federation.",
-    "validate": "Evaluate a checkpoint on validation.",
-    "test": "Evaluate a checkpoint on test; unseen clients join it first.",
+    "validate": "Evaluate a checkpoint on the validation examples.",
+    "test": "Evaluate a checkpoint on the test examples; unseen clients are onboarded first.",
     "predict": "Predict every node or example of every training client with a checkpoint.",
-    "data": "Describe the clients: sizes, classes, heterogeneity; of graphs also edges, clustering, non-IIDness.",
+    "data": "Describe the clients: sizes, classes, heterogeneity; for graphs also edges, clustering, non-IIDness.",
 }
 
 DESCRIPTION = """Personalized federated learning on graphs.
@@ -51,26 +51,24 @@ Any setting can be overridden: --trainer.num_rounds 20 --data.partitioner.num_cl
 
 
 def fail(message: str, code: int = 2) -> NoReturn:
-    """End the program with one line; exit code 2 is for a mistake of the user's."""
+    """End the program with a one-line message; exit code 2 stands for a mistake of the user."""
     sys.stderr.write(f"fl-train: error: {' '.join(message.split())}\n")
     raise SystemExit(code)
 
 
 def options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Each word with its value, which stands behind = or is the next word."""
+    """Each word with its value, which follows = or is the next word."""
     for word, following in pairwise([*words, ""]):
         option, equals, value = word.partition("=")
         yield option, value if equals else following
 
 
 def settings_in(config: str) -> dict[str, Any]:
-    """The settings of a configuration file; what cannot be one is the user's mistake."""
+    """The settings in a configuration file; a file that cannot be one is the user's mistake."""
     try:
         settings = read_yaml(Path(config))
     except WrongYaml as error:
         fail(f"--config {error}")
     if not isinstance(settings, dict):
-        fail(
-            f"--config {config} holds no settings (name: value), but {'nothing' if settings is None else 'other text'}"
-        )
+        fail(f"--config {config} has no settings (name: value), but {'nothing' if settings is None else 'other text'}")
     return settings

@@ -30,7 +30,7 @@ from fl_lightning.yaml_input import use_in_parsers
 
 
 class _HelpFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
-    """Keeps the examples' lines."""
+    """Keeps the line breaks of the examples."""
 
 
 class _Parser(LightningArgumentParser):
@@ -44,7 +44,7 @@ class _Parser(LightningArgumentParser):
 
 
 def _chosen_strategy(words: Sequence[str]) -> type[Strategy]:
-    """The strategy that the arguments and their files name last; the base class where none can be made out."""
+    """The strategy that the arguments and their files name last; the base class if there is none."""
     name = named(words, "strategy")
     result = known_classes().get(name)
     if result is None and name:
@@ -56,7 +56,7 @@ def _chosen_strategy(words: Sequence[str]) -> type[Strategy]:
 
 
 def _check_init_args(words: Sequence[str]) -> None:
-    """Refuse ``init_args`` of what has none, which the parser drops where they are empty."""
+    """Refuse ``init_args`` where there can be none; the parser would silently drop empty ones."""
     for option, value in options(words):
         if option in ("-c", "--config") and value:
             _check_nested(settings_in(value), ())
@@ -74,7 +74,7 @@ def _check_nested(settings: Any, path: tuple[str, ...]) -> None:
 
 
 def _default_model(strategy: type[Strategy], *, with_net: bool) -> dict[str, Any]:
-    """The client that a strategy is written for; with the strategy's net for graphs where settings of it are given."""
+    """The client class of a strategy, with the strategy's net for graphs if settings of it are given."""
     client, net = strategy.client_class, strategy.default_net or GCN
     model: dict[str, Any] = {"class_path": f"{client.__module__}.{client.__qualname__}"}
     if with_net:
@@ -83,10 +83,10 @@ def _default_model(strategy: type[Strategy], *, with_net: bool) -> dict[str, Any
 
 
 class FederatedCLI(LightningCLI):
-    """LightningCLI with a federated trainer and a strategy beside model and data.
+    """LightningCLI with a federated trainer, and a strategy in addition to model and data.
 
     Args:
-        args: Command line; that of the process if None.
+        args: Command line; None for that of the process.
     """
 
     def __init__(self, args: list[str] | None = None) -> None:
@@ -106,14 +106,14 @@ class FederatedCLI(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """The verbs, and the arguments that are not options."""
+        """The verbs, and their arguments that are not options."""
         objects = {"client", "data", "strategy"}
         return dict.fromkeys(TRAINER_VERBS, objects)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse, the chosen strategy's client being the default model.
+        """Parse, with the chosen strategy's client as the default model.
 
-        Unlike LightningCLI, arguments given from Python do not mind those of the process.
+        Unlike in LightningCLI, arguments given from Python ignore those of the process.
         """
         words = sys.argv[1:] if args is None else args
         use_in_parsers()
@@ -121,7 +121,7 @@ class FederatedCLI(LightningCLI):
             words = [f"{word}=true" if word in ("--profile", "--resume_with_changes") else word for word in words]
             _Parser.words = words
             _check_init_args(words)
-            # beside a net that is named its settings would stay, such as its dropout
+            # its settings, such as its dropout, would otherwise remain next to those of a net that is named
             with_net = any(o.startswith("--model.net.") for o, _ in options(words)) and not named(words, "model.net")
             model = _default_model(_chosen_strategy(words), with_net=with_net)
             for subparser in self._subcommand_parsers.values():
@@ -136,22 +136,22 @@ class FederatedCLI(LightningCLI):
         self.add_data(parser)
 
     def add_data(self, parser: LightningArgumentParser) -> None:
-        """Add the data, which not every run reads here."""
+        """Add the data."""
         parser.add_lightning_class_args(FederatedDataModule, "data")
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
-        """``data`` is a verb and a group of settings, so its options are added by hand."""
+        """Add the options of ``data`` by hand, since it is both a verb and a group of settings."""
         if subcommand != "data":
             return super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         parser = self.init_parser(**kwargs)
         self._add_arguments(parser)
-        parser.add_argument("--csv", type=str | None, help="File to write the table to.")
-        parser.add_argument("--picture", type=str | None, help="PNG file to draw each client's labels to.")
+        parser.add_argument("--csv", type=str | None, help="File to which the table is written.")
+        parser.add_argument("--picture", type=str | None, help="PNG file for a plot of each client's labels.")
         self._subcommand_method_arguments[subcommand] = ["csv", "picture"]
         return parser
 
     def _parse_ckpt_path(self) -> None:
-        """Take nothing of a checkpoint here; its settings are compared when it is read."""
+        """Ignore the checkpoint's settings here; they are compared when it is read."""
 
     def _set_seed(self) -> None:
         seed = self._get(self.config, "seed_everything")
@@ -160,7 +160,7 @@ class FederatedCLI(LightningCLI):
         super()._set_seed()
 
     def instantiate_classes(self) -> None:
-        """Build everything; a value that a constructor refuses is the user's mistake."""
+        """Build all objects; a value that a constructor refuses is the user's mistake."""
         try:
             super().instantiate_classes()
         except (ValueError, OSError) as error:
@@ -176,7 +176,7 @@ class FederatedCLI(LightningCLI):
         seed = self._get(self.config, "seed_everything")
         config = self.config.get(str(self.subcommand), self.config).clone()
         for option in self._subcommand_method_arguments[str(self.subcommand)]:
-            config.pop(option, None)  # of this verb alone: the file is for every verb
+            config.pop(option, None)  # options of this verb alone, while the file serves every verb
         trainer = FederatedTrainer(**{**settings, "callbacks": callbacks, "seed": int(seed)}, **kwargs)
         trainer.config = self._parser(self.subcommand).dump(config, skip_none=False)
         trainer.config_sources = tuple(str(path) for path in config.get("config") or ())
@@ -190,9 +190,9 @@ class FederatedCLI(LightningCLI):
         return {"client": self.model, "data": self.datamodule, "strategy": strategy, **options}
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Run a verb; what is refused before training starts is the user's mistake, later errors are shown in full.
+        """Run a verb; errors before training starts are the user's mistakes, later ones are shown in full.
 
-        Clients that fail, servers that diverge and full disks are no mistakes in the program: one line, exit code 1.
+        Failing clients, diverging servers and full disks are not bugs of the program: one line, exit code 1.
         """
         try:
             super()._run_subcommand(subcommand)
@@ -211,7 +211,7 @@ class FederatedCLI(LightningCLI):
         Console().print(table.rich_table())
 
     def predict(self, **options: Any) -> None:
-        """Write what is predicted for every node or example to predictions.csv in the run's folder."""
+        """Write the prediction for every node or example to predictions.csv in the run's folder."""
         trainer: FederatedTrainer = self.trainer  # type: ignore[assignment]
         predictions = trainer.predict(**options)
         path = trainer.run.folder / "predictions.csv"

@@ -1,7 +1,7 @@
-"""The entry of ``fl-train``: handles at once what needs no training, and hands a verb to the module that runs it.
+"""The entry point of ``fl-train``: handles what needs no training, and passes a verb to the module that runs it.
 
-Nothing here imports torch: ``--help``, ``--version``, a mistyped verb and a mistake in a file's name are responded in a
-fraction of the time that takes.
+Nothing here imports torch: ``--help``, ``--version``, a mistyped verb and a wrong file name are handled in a fraction
+of the time that the import takes.
 """
 
 import argparse
@@ -26,11 +26,11 @@ from fl_lightning.yaml_input import MOST_DIGITS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line, that of the process if none is given; returns the exit code."""
+    """Run the given command line, or that of the process; returns the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal that has no ± ends no run
+            stream.reconfigure(errors="backslashreplace")  # a terminal without ± must not end a run
     verbs = [*TRAINER_VERBS, *VERBS]
     first = words[0] if words else ""
     if first in ("-h", "--help"):
@@ -42,9 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not first.startswith("-") and first not in verbs:
         near = difflib.get_close_matches(first, verbs, n=1)
         advice = f"did you mean {near[0]}?" if near else f"give one of {', '.join(verbs)}"
-        fail(f"there is no verb {first!r}: {advice}" if words else f"no verb is given: {advice} (--help says more)")
+        fail(f"there is no verb {first!r}: {advice}" if words else f"no verb is given: {advice} (see --help)")
     if "" not in sys.path:
-        sys.path.append("")  # strategies, nets and callbacks of the current folder; nothing is hidden by them
+        sys.path.append("")  # strategies, nets and callbacks of the current folder; last, so that they hide nothing
     fl_lightning.deferred.install()
     try:
         if first in OVER_THE_NETWORK:
@@ -57,13 +57,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         fail(str(error))
     except KeyboardInterrupt:
         fail("interrupted", code=128 + signal.SIGINT)
-    except BrokenPipeError:  # who reads, as `head` does, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at the end
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at exit
         return 128 + signal.SIGPIPE
 
 
 def _parser() -> argparse.ArgumentParser:
-    """What ``--help`` shows; the parser of a verb is its module's."""
+    """The parser of ``--help``; each verb's module has a parser of its own."""
     parser = argparse.ArgumentParser(
         prog="fl-train", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -75,17 +75,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _purpose(module: str) -> str:
-    """The first line of a module's docstring, which is not imported for it, without the command line in it."""
+    """The first line of a module's docstring, without the command line in it; the module is not imported."""
     path = Path(fl_lightning.__path__[0]).joinpath(*module.split(".")[1:]).with_suffix(".py")
     first = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
     return first.partition(": ``")[0].rstrip(".") + "."
 
 
 def check_files(words: Sequence[str]) -> None:
-    """End the program where a file that is named cannot be one of settings, or a checkpoint is not there."""
+    """End the program if a named file cannot be a settings file, or a checkpoint does not exist."""
     for option, value in options(words):
         if len(value) > MOST_DIGITS and value.lstrip("+-").isdigit():
-            fail(f"{option} is a number of {len(value)} characters: write at most {MOST_DIGITS}")
+            fail(f"{option} is a number of {len(value)} characters: use at most {MOST_DIGITS}")
         if option in ("-c", "--config") and value:
             _check_endless(f"--config {value}", settings_in(value))
         elif option not in ("--csv", "--picture"):
@@ -95,14 +95,14 @@ def check_files(words: Sequence[str]) -> None:
 
 
 def _check_endless(path: str, value: Any) -> None:
-    """End the program where a value names what the parser would read from for ever: a pipe, or a device."""
+    """End the program if a value names something that the parser would read from forever: a pipe or a device."""
     for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         _check_endless(path, part)
     if isinstance(value, str):
-        with contextlib.suppress(OSError, ValueError):  # no name of a file
+        with contextlib.suppress(OSError, ValueError):  # not a file name
             mode = os.stat(value).st_mode
             if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-                fail(f"{path}: {value} cannot be read (it is no file): give a YAML file of settings")
+                fail(f"{path}: {value} cannot be read (it is not a regular file): give a YAML file of settings")
 
 
 if __name__ == "__main__":

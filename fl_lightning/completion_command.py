@@ -1,8 +1,8 @@
 """Print a script with which a shell completes verbs, settings, classes and files: ``fl-train completion bash``.
 
-The script holds all words, so that nothing is imported when the tab key is pressed. It is regenerated when the package
-is upgraded, and knows no strategies of users' own. (The script that jsonargparse makes with shtab is not ready after
-minutes: it writes out every class of every setting for each verb.)
+The script contains all words, so that nothing is imported when the tab key is pressed. Regenerate it when the package
+is upgraded; it does not know users' own strategies. (Making the script of jsonargparse and shtab takes minutes: it
+writes out every class of every setting for each verb.)
 """
 
 import argparse
@@ -20,7 +20,7 @@ _DESCRIPTION = """Print a script with which a shell completes verbs, settings, c
 
 _STUDY_VERBS = ("run", "status", "table", "report", "check", "seal", "sweep", "train")
 
-#: zsh reads the same script.
+#: zsh uses the same script.
 _FOR_ZSH = """autoload -U +X compinit && compinit
 autoload -U +X bashcompinit && bashcompinit
 """

@@ -1,7 +1,7 @@
-"""Whole numbers stay whole: no constructor takes 2.5 or ``True`` for a count.
+"""Checks of whole numbers: no constructor accepts 2.5 or ``True`` for a count.
 
-A round loop of 2.5 rounds runs three, and ``True`` epochs are one. Bases whose subclasses are settings derive from
-:class:`Counted`, dataclasses call :func:`check_counts` in ``__post_init__``.
+Otherwise a loop of 2.5 rounds would run three, and ``True`` epochs would be one. Base classes of configurable classes
+derive from :class:`Counted`; dataclasses call :func:`check_counts` in ``__post_init__``.
 """
 
 import functools
@@ -11,20 +11,20 @@ from collections.abc import Callable, Mapping
 from numbers import Integral
 from typing import Any
 
-#: What parameters are annotated with that take whole numbers alone.
+#: Annotations of parameters that accept only whole numbers.
 _WHOLE = (int, int | None)
 
 
 def check_counts(types: Mapping[str, Any], values: Mapping[str, Any], prefix: str) -> None:
-    """Refuse values that are not whole where the type is ``int``, or ``int | None``.
+    """Refuse values that are not whole if the type is ``int`` or ``int | None``.
 
     Args:
         types: The type of each setting, by its name.
-        values: Its value; settings without one are left alone.
-        prefix: Of the names in the message, for example ``strategy.``.
+        values: The value of each setting, by its name; settings without a value are skipped.
+        prefix: Prefix of the names in the message, for example ``strategy.``.
 
     Raises:
-        ValueError: A value is a fraction, a boolean or no number.
+        ValueError: A value is a fraction, a boolean or not a number.
 
     Example:
         >>> check_counts({"num_rounds": int}, {"num_rounds": 2.5}, "trainer.")
@@ -40,9 +40,9 @@ def check_counts(types: Mapping[str, Any], values: Mapping[str, Any], prefix: st
 
 
 class Counted:
-    """A base whose subclasses' constructors refuse what is not whole for parameters of the type ``int``."""
+    """A base class whose subclasses' constructors refuse fractions and booleans for parameters of type ``int``."""
 
-    #: What stands before the names of settings in messages; the class's own name where it is None.
+    #: Prefix of the names of settings in messages; None for the name of the class.
     settings_prefix: str | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -52,7 +52,7 @@ class Counted:
 
 
 def _checked(init: Callable[..., None]) -> Callable[..., None]:
-    """A constructor that checks its counts first."""
+    """The constructor, checking its counts first."""
     signature = inspect.signature(init)
     types = {name: parameter.annotation for name, parameter in signature.parameters.items()}
 
@@ -60,7 +60,7 @@ def _checked(init: Callable[..., None]) -> Callable[..., None]:
     def checked(self: Any, *args: Any, **kwargs: Any) -> None:
         try:
             given = signature.bind(self, *args, **kwargs).arguments
-        except TypeError:  # which the constructor itself says better
+        except TypeError:  # the constructor itself raises a better error
             given = {}
         prefix = f"{type(self).__name__}: " if self.settings_prefix is None else self.settings_prefix
         check_counts(types, given, prefix)

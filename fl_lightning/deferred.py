@@ -1,14 +1,14 @@
-"""Code of libraries that runs when it is first used: a faster start of the command line.
+"""Library code that is run only when it is first used, for a faster start of the command line.
 
 ``import lightning`` also runs PyTorch's compiler, all of torchmetrics, SciPy's signals and Matplotlib, and ``import
-torch_geometric`` its data sets and pandas; every ``torch.optim`` optimizer begins with the compiler, too. That takes
-longer than ``import torch``, and a run uses none of it. There is no switch for it in the libraries, so the modules in
+torch_geometric`` its data sets and pandas; every ``torch.optim`` optimizer starts the compiler, too. That takes
+longer than ``import torch``, and a run uses none of it. The libraries have no switch for it, so the modules in
 :data:`KNOWN` are put into ``sys.modules`` unexecuted, as ``importlib.util.LazyLoader`` does. They run as soon as
-anything is asked of them but the few names below, one of their submodules included. Nothing that a library does is
-changed by it: with versions that ask for other names, start-up is slower and no more. What was imported before
-:func:`install` stays as it is.
+anything but the few names below is requested of them or of one of their submodules. This changes nothing that a
+library does: with versions that request other names, start-up is just slower. What was imported before
+:func:`install` is left alone.
 
-The command line installs it, of whose process it has all to say; importing the package changes nothing.
+Only the command line installs it, since the process is its own; importing the package changes nothing.
 """
 
 import functools
@@ -28,7 +28,7 @@ _lock = RLock()
 
 
 def is_deferred(name: str) -> bool:
-    """Whether a module has not been asked for anything yet, and so has not run."""
+    """Whether a module has not been used yet, and so has not run."""
     return isinstance(sys.modules.get(name), _Deferred)
 
 
@@ -40,15 +40,15 @@ class _Deferred(ModuleType):
         if value := KNOWN[self.__name__].get(name):
             try:
                 return value()
-            except ImportError:  # another version, whose parts cannot be had by themselves
+            except ImportError:  # another version, whose parts cannot be imported separately
                 pass
-        elif name.startswith("__") and name != "__all__":  # what is asked of every module by the interpreter
+        elif name.startswith("__") and name != "__all__":  # requested of every module by the interpreter
             raise AttributeError(name)
         return getattr(_run(self.__name__), name)
 
 
 def _run(name: str) -> ModuleType:
-    """The module, executed."""
+    """Execute the module and return it."""
     with _lock:
         module = sys.modules[name]
         if isinstance(module, _Deferred):
@@ -73,7 +73,7 @@ class _DeferringLoader(Loader):
 
 
 class _LoadedLoader(Loader):
-    """Gives a module that its package has imported while it was looked for."""
+    """Returns a module that its package imported while it was being looked up."""
 
     def __init__(self, module: ModuleType) -> None:
         self.module, self.spec = module, module.__spec__
@@ -90,7 +90,7 @@ class _Finder(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         package = fullname.rpartition(".")[0]
-        if is_deferred(package) and package != _METRICS:  # whose parts do without the whole
+        if is_deferred(package) and package != _METRICS:  # its parts work without the whole
             _run(package)
             if fullname in sys.modules:
                 return ModuleSpec(fullname, _LoadedLoader(sys.modules[fullname]))
@@ -102,7 +102,7 @@ class _Finder(MetaPathFinder):
         return spec
 
 
-# ---------------------------------------------------------------- what is known without running a module
+# ---------------------------------------------------------------- names that are known without running a module
 
 
 class _IsOptimized(type):
@@ -114,13 +114,13 @@ class _IsOptimized(type):
 
 
 class _OptimizedModule(metaclass=_IsOptimized):
-    """What ``torch.compile`` returns: nothing is of this class before it was called."""
+    """The class that ``torch.compile`` returns: it has no instances before the first call."""
 
 
 def _disable(
     function: Any = None, recursive: bool = True, *, reason: str | None = None, wrapping: bool = True
 ) -> Callable[..., Any]:
-    """``torch._dynamo.disable``: nothing has to be kept from a compiler that has not been loaded."""
+    """``torch._dynamo.disable``: there is nothing to hide from a compiler that has not been loaded."""
 
     @functools.cache
     def disabled() -> Callable[..., Any]:
@@ -144,7 +144,7 @@ def _graph_break(msg: str = "") -> None:
 
 
 def _metric(module: str, name: str) -> Any:
-    importlib.import_module("torchmetrics.utilities")  # where their circle of imports has to be entered
+    importlib.import_module("torchmetrics.utilities")  # the entry point of its circular imports
     return getattr(importlib.import_module(module), name)
 
 
@@ -155,11 +155,11 @@ def _plot(name: str) -> Callable[..., Any]:
     return call
 
 
-#: The modules, and of each the names that need not run it, with what makes their values.
+#: The modules, and for each the names that do not require running it, with functions that make their values.
 KNOWN: Mapping[str, Mapping[str, Callable[[], Any]]] = {
     _DYNAMO: {
-        "OptimizedModule": lambda: _OptimizedModule,  # Lightning asks objects whether they are one
-        "disable": lambda: _disable,  # optimizers, of their methods
+        "OptimizedModule": lambda: _OptimizedModule,  # Lightning checks whether objects are instances
+        "disable": lambda: _disable,  # applied by optimizers to their methods
         "graph_break": lambda: _graph_break,  # in every step of an optimizer
     },
     _METRICS: {
@@ -180,6 +180,6 @@ KNOWN: Mapping[str, Mapping[str, Callable[[], Any]]] = {
 
 
 def install() -> None:
-    """Put the modules of :data:`KNOWN` off in this process, from now on."""
+    """Defer the modules of :data:`KNOWN` in this process, from now on."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())

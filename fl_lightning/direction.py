@@ -1,11 +1,11 @@
-"""Whether more or less of a metric is better: a client's class says it of its metrics, records of runs keep it."""
+"""Whether more or less of a metric is better, as declared by a client's class and stored in the records of runs."""
 
 from collections.abc import Mapping
 from typing import Literal
 
 Direction = Literal["max", "min"]
 
-#: Of the metrics of this package; records that were written before directions were kept have no others.
+#: The directions of this package's metrics, which are also the only metrics of records without stored directions.
 KNOWN: Mapping[str, Direction] = {
     "acc": "max",
     "f1": "max",
@@ -16,16 +16,16 @@ KNOWN: Mapping[str, Direction] = {
     "mse": "min",
 }
 
-#: What a mean over clients and the worst client's value have behind the metric's name, and share its direction.
+#: Suffixes of metric names that keep the direction of the metric.
 _SUFFIXES = ("_weighted", "_worst")
 
 
 def direction_of(name: str, directions: Mapping[str, Direction] = KNOWN) -> Direction | None:
-    """Whether ``max`` or ``min`` of a metric is best; None where nothing says so.
+    """Whether ``max`` or ``min`` of a metric is best; None if unknown.
 
     Args:
-        name: With or without prefixes: ``mse``, ``val/mse``, ``gen/test/mse_worst``.
-        directions: Those of the metrics by bare name.
+        name: The metric's name, with or without prefixes: ``mse``, ``val/mse``, ``gen/test/mse_worst``.
+        directions: Directions of metrics by bare name.
 
     Example:
         >>> direction_of("gen/val/mse"), direction_of("test/acc_worst"), direction_of("val/mae")

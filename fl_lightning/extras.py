@@ -1,10 +1,10 @@
-"""The extras of pyproject.toml: what is installed beside the core, and the command that installs what is missing."""
+"""The optional dependencies (extras) of pyproject.toml, and the command that installs what is missing."""
 
 from importlib.util import find_spec
 from pathlib import Path
 
 _REMOTE = ("cryptography", "Crypto", "safetensors")
-#: The modules of each extra that some of the package cannot do without.
+#: The modules that parts of the package need, by extra.
 MODULES = {
     "flare": (*_REMOTE, "nvflare", "psutil"),
     "privacy": ("dp_accounting",),
@@ -23,14 +23,14 @@ def is_installed(extra: str) -> bool:
 
 
 def require(extra: str, what: str) -> None:
-    """Refuse what needs an extra that is not installed.
+    """Check that an extra is installed.
 
     Args:
-        extra: Its name.
+        extra: Name of the extra.
         what: What needs it: a setting, a command or a package.
 
     Raises:
-        MissingExtra: A module of it is missing; the message has the command that installs the extra.
+        MissingExtra: One of its modules is missing; the message has the command that installs the extra.
     """
     if not is_installed(extra):
         missing = [name for name in MODULES[extra] if find_spec(name) is None]

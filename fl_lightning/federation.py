@@ -1,4 +1,4 @@
-"""What is known of a federation before anyone is heard: who takes part in it, and what a server starts from."""
+"""What is known of a federation before training: the client registry, and what the server starts from."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,12 +15,12 @@ from fl_lightning.tasks import Task
 
 @dataclass(frozen=True, kw_only=True)
 class UserNames:
-    """What the user calls a client's nodes or examples (N), and the classes.
+    """The user's names of a client's nodes or examples (N), and of the classes.
 
     Attributes:
-        number_N: The number that each has in what the source loads, int64.
-        names: The name of each; None where they have none.
-        class_names: What the classes are called, in their order; None where that is not known.
+        number_N: The index of each in the data that the source loads, int64.
+        names: The name of each; None if they have no names.
+        class_names: The names of the classes, in order; None if they are unknown.
     """
 
     number_N: Tensor
@@ -30,24 +30,24 @@ class UserNames:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientRegistry:
-    """Who is in a federation: all that is known of clients without looking at what they hold.
+    """The clients of a federation: everything that is known of them without looking at their data.
 
     Attributes:
         names: Each client's own name, in the order of their indices.
-        sizes: Examples of each client.
-        work: What each client costs, relative to the others.
-        task: What is learned, and of what.
-        num_features: Width of the inputs, or the shape of one example; alike in all clients.
-        num_outputs: Classes or labels of the whole federation, or numbers of a target.
+        sizes: Number of examples of each client.
+        cost: Computational cost of each client, relative to the others.
+        task: What is predicted, and on what.
+        num_features: Width of the inputs, or the shape of one example; the same for all clients.
+        num_outputs: Number of classes or labels in the whole federation, or of values in a target.
         relation_CC: Client relation graph: float32, non-negative, symmetric, zero diagonal, (C, C); None if the data
             have none.
-        groups: Each client's group, where the partition draws several clients from one part of a graph; else empty.
-        is_directed: Whether edges of any client's graph may go in one direction only.
+        groups: Each client's group, if the partition draws several clients from one part of a graph; else empty.
+        is_directed: Whether the edges of any client's graph may go in one direction only.
         has_edge_weights: Whether the edges of the clients' graphs have weights.
-        num_edge_attributes: Attributes of an edge; 0 where edges have none. Alike in all clients.
+        num_edge_attributes: Number of attributes of an edge, 0 for none; the same for all clients.
         partition_hash: SHA-256 (hex) of data, partition and split.
-        layout: What a collator decides over all clients (``sparse_features`` of graphs), so that batches made where
-            only some of them are at hand are the same.
+        layout: What a collator decides for all clients together (``sparse_features`` of graphs), so that a process
+            that has only some of the clients makes the same batches.
     """
 
     names: tuple[str, ...]
@@ -74,7 +74,7 @@ class ClientRegistry:
         groups: tuple[int, ...] = (),
         partition_hash: str = "",
     ) -> "ClientRegistry":
-        """The registry of clients whose data are at hand; the other arguments are those of the class."""
+        """The registry of clients whose data are available; the other arguments are those of the class."""
         return ClientRegistry(
             names=tuple(client.name for client in clients),
             sizes=tuple(client.size for client in clients),
@@ -95,10 +95,10 @@ class ClientRegistry:
 
 
 def common_edges(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What a registry says of all clients' edges, from what is said of each by name.
+    """What a registry states about the edges of all clients, from the facts about each client, by its name.
 
     Raises:
-        ValueError: The edges of some clients carry what those of others do not.
+        ValueError: The clients' edges do not all have the same weights or attributes.
     """
     clients = [each for each in facts.values() if each]
     if not clients:
@@ -112,27 +112,27 @@ def common_edges(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Federation:
-    """What a server knows before it hears from anyone.
+    """What a server knows before it has received anything.
 
     Attributes:
-        num_clients: All clients, those held out of training included; indices run from 0.
-        training_clients: Those that take part in the rounds.
+        num_clients: Number of all clients, including those held out of training; indices run from 0.
+        training_clients: The clients that take part in the rounds.
         num_features: Width of the inputs, or the shape of one example.
-        num_outputs: Classes, labels, or numbers of a target; 0 where a server need not know.
-        parameters: One client's initial parameters by name, common to all of the first architecture.
-        learning_rate: Of the clients' optimizer.
-        plain_sgd: Whether a client's step is its gradient times the learning rate: SGD without momentum, nothing
-            clipped, no constraint.
-        architectures: The same for every architecture; empty stands for the one of ``parameters``.
-        architecture_of: Index of each client's architecture; empty stands for "given out in turn".
+        num_outputs: Number of classes, labels or values in a target; 0 if the server need not know.
+        parameters: The initial parameters by name, common to all clients of the first architecture.
+        learning_rate: Learning rate of the clients' optimizer.
+        plain_sgd: Whether a client's step is its gradient times the learning rate: SGD without momentum, clipping or
+            constraint.
+        architectures: The initial parameters of every architecture; empty stands for ``parameters`` alone.
+        architecture_of: Index of each client's architecture; empty stands for "assigned in turn".
         seed: Root of every random key.
         device: Where the server computes.
         relation_CC: Client relation graph over all clients: float32, non-negative, symmetric, zero diagonal, (C, C);
             None if the data have none.
-        groups: Each client's true group, for controls that no real server could be; empty where none are known.
-        client_names: Each client's own name. Server draws that belong to a client are keyed by it, for indices depend
-            on the order of the clients; empty stands for the indices.
-        client: The client module with its net built, for what the server computes with clients' nets itself.
+        groups: Each client's true group, for controls that no real server could use; empty if unknown.
+        client_names: Each client's own name. Random draws of the server that belong to a client are keyed by it, since
+            indices depend on the order of the clients; empty stands for the indices.
+        client: The client module with its net built, for what the server itself computes with the clients' nets.
     """
 
     num_clients: int
@@ -152,7 +152,7 @@ class Federation:
     client: ClientModule | None = None
 
     def __post_init__(self) -> None:
-        """Fill in what an empty value stands for."""
+        """Fill in the defaults of empty values."""
         architectures = self.architectures or (self.parameters,)
         object.__setattr__(self, "architectures", architectures)
         if not self.architecture_of:
@@ -160,23 +160,23 @@ class Federation:
 
     @property
     def head_names(self) -> tuple[str, ...]:
-        """Parameters of the last layer of the clients' net, where the net says which they are (``net.head_names``)."""
+        """Parameters of the last layer of the clients' net, if the net declares them (``net.head_names``)."""
         return () if self.client is None else tuple(getattr(self.client.net, "head_names", ()))
 
     @property
     def embedding_channels(self) -> int | None:
-        """Width of the clients' embeddings, where their net says it (``net.embedding_channels``)."""
+        """Width of the clients' embeddings, if their net declares it (``net.embedding_channels``)."""
         return None if self.client is None else getattr(self.client.net, "embedding_channels", None)
 
     def keys(self, clients: Sequence[int], *path: int | str) -> Tensor:
-        """A random key for each client that follows from its name, whatever the order of the clients, int64 (C,)."""
+        """A random key for each client, derived from its name whatever the order of the clients, int64 (C,)."""
         names = self.client_names or tuple(map(str, range(self.num_clients)))
         result = [derive_key(self.seed, *path, names[client]) for client in clients]
         return torch.tensor(result, dtype=torch.int64, device=self.device)
 
 
 def in_turn(num_clients: int, num_architectures: int) -> tuple[int, ...]:
-    """Which architecture each client has, where they are given out in turn.
+    """The index of each client's architecture, assigned in turn.
 
     Example:
         >>> in_turn(5, 2)

@@ -1,7 +1,7 @@
-"""Memory is asked about before it is taken: what cannot fit is refused, instead of killed hours later.
+"""Checks of memory before it is allocated: what cannot fit is refused at once, instead of being killed hours later.
 
-What is asked for is a lower bound (tensors that will all be there at once, and no temporaries), and what there is
-counts swap and the caches that the system gives up: nothing that would fit is refused.
+The required memory is a lower bound (tensors that exist at the same time, without temporaries), and the available
+memory includes swap and caches that the system can free: nothing that would fit is refused.
 """
 
 from collections import defaultdict
@@ -11,21 +11,21 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-#: A cgroup without a limit has this or a larger number for one.
+#: A cgroup without a limit reports this number or a larger one.
 _UNLIMITED = 2**60
 
 
 def require(num_bytes: int, what: str, remedy: str, device: torch.device | str = "cpu") -> None:
-    """Refuse what cannot fit.
+    """Check that so much memory is available.
 
     Args:
-        num_bytes: Needed beside what is taken already.
-        what: For the message: who needs them.
-        remedy: For the message: which settings need less.
-        device: Where.
+        num_bytes: Bytes needed in addition to those already in use.
+        what: What needs them, for the message.
+        remedy: Which settings need less, for the message.
+        device: The device on which they are needed.
 
     Raises:
-        ValueError: Fewer are available.
+        ValueError: Fewer bytes are available.
     """
     free = available(torch.device(device))
     if free is not None and num_bytes > free:
@@ -36,7 +36,7 @@ def require(num_bytes: int, what: str, remedy: str, device: torch.device | str =
 
 
 def available(device: torch.device) -> int | None:
-    """Bytes that can still be taken; None where that cannot be told."""
+    """Bytes that can still be allocated; None if unknown."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
@@ -47,7 +47,7 @@ def available(device: torch.device) -> int | None:
 
 
 def state_copies(optimizer: Optimizer) -> int:
-    """How many numbers an optimizer keeps for each that it steps, found by a step on zeros.
+    """How many numbers an optimizer stores for each parameter value, measured by a step on zeros.
 
     Raises:
         ValueError: It cannot step.
@@ -72,17 +72,17 @@ def state_copies(optimizer: Optimizer) -> int:
 
 
 def _of_machine(meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """What the machine can give, with its swap."""
+    """Memory and swap that the machine has available."""
     try:
         lines = [line.split() for line in meminfo.read_text().splitlines()]
         kib = {line[0].rstrip(":"): int(line[1]) for line in lines if len(line) > 1}
         return 1024 * (kib["MemAvailable"] + kib.get("SwapFree", 0))
     except (OSError, KeyError, ValueError):
-        return None  # no Linux
+        return None  # not Linux
 
 
 def _of_cgroups(root: Path = Path("/sys/fs/cgroup"), local: Path = Path("/proc/self/cgroup")) -> int | None:
-    """What the limits of the process's control groups, of version 1 or 2, leave; None without limits."""
+    """What the limits of the process's control groups (version 1 or 2) leave; None without limits."""
     bounds = []
     try:
         groups = [line.split(":", 2) for line in local.read_text().splitlines()]

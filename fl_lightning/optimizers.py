@@ -1,9 +1,9 @@
 """Optimizers whose weight decay acts only where a step has a gradient.
 
-Weight decay moves every number, also those that a client's data never touch: under Adam by the learning rate a step,
-whatever the decay, because the decay is then all of the gradient. A federation that averages such numbers forgets
-what other clients learned in them. These optimizers are torch's but for that: a number without a gradient in a step is
-not decayed in it. Both executors step many clients as one with them.
+Weight decay moves every coordinate, even those that a client's data never touch: Adam moves them by the learning rate
+in each step, whatever the decay, because the decay is then the whole gradient. A federation that averages such
+coordinates forgets what other clients learned in them. These optimizers are those of torch except that a coordinate
+without a gradient in a step is not decayed in it. Both executors can step many clients as one with them.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 
 class _TouchedDecay(Optimizer):
-    """Decays by itself, then lets the optimizer step without decay."""
+    """Applies the decay itself, then lets the optimizer step without decay."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -38,7 +38,7 @@ class _TouchedDecay(Optimizer):
         return loss
 
     def _decay(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], decay: float) -> None:
-        """Coupled: the gradient of decay / 2 ‖θ‖² is added to the gradient (a new one, which others may read)."""
+        """Coupled: add the gradient of decay / 2 ‖θ‖² to the gradient (out of place, since others may read it)."""
         sign = -1 if group["maximize"] else 1
         parameter.grad = gradient.addcmul(parameter, (gradient != 0).to(parameter), value=sign * decay)
 
@@ -56,7 +56,7 @@ class TouchedAdam(_TouchedDecay, Adam):
 
 
 class TouchedAdamW(_TouchedDecay, AdamW):
-    """``torch.optim.AdamW`` that shrinks a number by lr · weight_decay only in steps in which it has a gradient."""
+    """``torch.optim.AdamW`` that shrinks a coordinate by lr · weight_decay only in steps in which it has a gradient."""
 
     def _decay(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], decay: float) -> None:
         """Decoupled: θ <- (1 - lr · decay) θ before the step."""

@@ -1,4 +1,4 @@
-"""What the command line says to a mistake: in one line, with the option's name and the names that would do."""
+"""Error messages of the command line: one line, with the option's name and the names that are allowed."""
 
 import difflib
 import inspect
@@ -29,13 +29,13 @@ from fl_lightning.yaml_input import parse_yaml
 
 
 def summary_of(error: Exception) -> str:
-    """An error in words; the operating system's with the file first."""
+    """The message of an error; for errors of the operating system, with the file first."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return str(error)
 
 
-#: What the parser says of the types that a value is not of, whatever is wrong with it.
+#: What the parser says about types that a value does not have, whatever is wrong with it.
 _NO_CAUSE = re.compile(
     r"Expected a (<class|path)|Not a valid subclass|Does not validate|a class path \(|a dict with"
     r"|Import path \S+ does not"
@@ -46,11 +46,11 @@ _KEY = re.compile(r'Parser key "([^"]+)":?\s*')
 
 
 def plain(message: str, words: Sequence[str] = ()) -> str:
-    """What the parser says, without its lists of types and parsed objects, and with the names that would do.
+    """The parser's message without its lists of types and parsed objects, and with the names that are allowed.
 
     Args:
-        message: The parser's.
-        words: The command line, by whose options settings are called.
+        message: The parser's message.
+        words: The command line, whose options name the settings.
     """
     text = _VERB.sub("", _cause(_VERB.sub("", message), words))
     text = _KEY.sub(lambda key: f"{_option_of(key[1], words) or key[1]}: ", text)
@@ -58,7 +58,7 @@ def plain(message: str, words: Sequence[str] = ()) -> str:
 
 
 def _option_of(setting: str, words: Sequence[str]) -> str:
-    """The option of the command line that gives a setting, maybe named by its last parts alone; empty for none."""
+    """The command-line option of a setting, which may be named by its last parts alone; empty if there is none."""
     given = (option.rstrip("+") for option, _ in options(words) if option.startswith("--"))
     return next((option for option in given if option[2:] == setting or option.endswith(f".{setting}")), "")
 
@@ -84,12 +84,12 @@ def _cause(message: str, words: Sequence[str]) -> str:
     ):
         return _unknown_option(_option_of(unknown[1], words)[2:] or unknown[1])
     if missing := re.fullmatch(r"the following arguments are required: ([\w., ]+)", message):
-        return f"not given, and needed: {', '.join(f'--{name}' for name in missing[1].split(', '))}"
+        return f"missing: {', '.join(f'--{name}' for name in missing[1].split(', '))}"
     if unknown := re.search(r"Dict must include a class_path .*NestedArg\(key='([^']+)'", message, flags=re.DOTALL):
         key = _KEY.match(message)
         name = f"model.{key[1]}" if key and key[1] == "optimizer" else key[1] if key else "it"
         example = "torch.optim.Adam" if name == "model.optimizer" else "a class path"
-        return f"{name}.{unknown[1]} is given, but no class that it is of: give --{name} {example} before it"
+        return f"{name}.{unknown[1]} is given, but not its class: give --{name} {example} before it"
     causes = re.findall(r"^ +- (.+(?:\n {5,}(?!- ).+)*)$", message, flags=re.MULTILINE)
     causes = [" ".join(cause.split()) for cause in causes if not _NO_CAUSE.match(cause)]
     if "Does not validate against any of the Union" in message:
@@ -106,7 +106,7 @@ def _cause(message: str, words: Sequence[str]) -> str:
 
 
 def named(words: Sequence[str], path: str) -> str:
-    """The class that the arguments and their files name last at a place, such as ``model.net``; empty for none."""
+    """The class that the arguments and their files name last for a path such as ``model.net``; empty for none."""
     result = ""
     for option, value in options(words):
         if option in (f"--{path}", f"--{path}.class_path", f"--{path}+"):
@@ -119,7 +119,7 @@ def named(words: Sequence[str], path: str) -> str:
 
 
 def _class_at(settings: Any, path: Sequence[str]) -> str:
-    """The class that a configuration has at a place; empty for none."""
+    """The class that a configuration names at a path; empty if there is none."""
     for name in path:
         if not isinstance(settings, dict):
             return ""
@@ -131,7 +131,7 @@ def _class_at(settings: Any, path: Sequence[str]) -> str:
 
 
 def read(word: str) -> Any:
-    """A word of the command line as YAML; None where it is none."""
+    """A word of the command line parsed as YAML; None if it is not YAML."""
     try:
         return parse_yaml(word)
     except yaml.YAMLError:
@@ -139,7 +139,7 @@ def read(word: str) -> Any:
 
 
 def why_not_imported(path: str) -> str:
-    """What is wrong with a class path; empty if nothing is."""
+    """Why a class path cannot be imported; empty if it can be."""
     try:
         pkgutil.resolve_name(path)
     except Exception as error:  # a user's module can raise anything
@@ -168,7 +168,7 @@ def _unknown_class(name: str, message: str) -> str:
     near = difflib.get_close_matches(name, names, n=1)
     where = f"{key[1]}: " if key else ""
     if not family and not near:
-        return f"{where}{name!r} is not accepted: --print_config shows what would be, --help what it is"
+        return f"{where}{name!r} is not accepted: see --print_config for the settings and --help for their meaning"
     advice = f"did you mean {near[0]}?" if near else f"give a class path, or one of {', '.join(names)}"
     return f"{where}there is no class {name!r}: {advice}"
 
@@ -190,7 +190,7 @@ def _unknown_net(key: str, name: str) -> str:
     return f"{key}: there is no net {name!r}{why}: {advice}"
 
 
-#: What users of other trainers ask for.
+#: Settings that users of other trainers look for.
 _OTHER_NAMES = {
     "data.num_clients": "data.partitioner.num_clients",
     "trainer.epochs": "trainer.num_rounds",
@@ -199,12 +199,12 @@ _OTHER_NAMES = {
 }
 
 
-#: What settings are called elsewhere.
+#: Names that other trainers use for settings.
 _OTHER_SETTINGS = {"mu": "proximal_weight", "epochs": "num_epochs", "local_epochs": "num_epochs"}
 
 
 def _unknown_argument(option: str, words: Sequence[str]) -> str:
-    """What to say of an option that the class at its place does not have."""
+    """The message for an option that its class does not have."""
     prefix, _, name = option.replace(".init_args.", ".").rpartition(".")
     path = named(words, prefix)
     cls = known_classes().get(path) or vars(fl_lightning.models).get(path)
@@ -226,7 +226,7 @@ def _unknown_argument(option: str, words: Sequence[str]) -> str:
 
 
 def _unknown_option(option: str) -> str:
-    """What to say of an option that no parser has."""
+    """The message for an option that no parser has."""
     if option in _OTHER_NAMES:
         return f"there is no option --{option}: did you mean --{_OTHER_NAMES[option]}?"
     sections: dict[str, type] = {"trainer": FederatedTrainer, "data": FederatedDataModule, "model": ClientModule}
@@ -249,7 +249,7 @@ def _unknown_setting(name: str, words: Sequence[str] = ()) -> str:
     advice = f"did you mean {near[0]}? " if near else ""
     if name in owners:
         advice = f"it is one of {', '.join(sorted(owners[name]))}; "
-    return f"there is no setting {name!r} here: {advice}--print_config shows those there are"
+    return f"there is no setting {name!r} here: {advice}--print_config shows the available ones"
 
 
 def _owners() -> dict[str, list[str]]:
@@ -264,7 +264,7 @@ def _owners() -> dict[str, list[str]]:
 
 
 def known_classes() -> dict[str, type]:
-    """What settings can name, and the bases, by bare name."""
+    """Classes that settings can name, and their base classes, by bare name."""
     bases = (Strategy, Aggregation, Source, Partitioner, Splitter, Callback, Executor, ClientModule, Logger)
     result = [cls for base in bases for cls in _subclasses(base)]
     return {cls.__name__: cls for cls in result if cls is Logger or not cls.__module__.startswith("lightning.")}

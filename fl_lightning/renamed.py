@@ -1,4 +1,4 @@
-"""Arguments, settings and classes that have another name now: who uses the old one is told the new one."""
+"""Renamed arguments, settings and classes: using the old name raises an error with the new one."""
 
 import functools
 import inspect
@@ -9,7 +9,7 @@ _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 _Class = TypeVar("_Class")
 
-#: Settings by their former names; said of the classes that have a setting of the present name.
+#: Current names of settings by their former ones; they apply to classes that have a setting of the current name.
 SETTINGS: Mapping[str, str] = {
     "max_void_rounds": "max_failed_rounds",
     "mix_only_moved": "masked_averaging",
@@ -19,7 +19,7 @@ SETTINGS: Mapping[str, str] = {
     "signals": "client_outputs",
     "start": "initialization",
 }
-#: Classes by their former names.
+#: Current names of classes by their former ones.
 CLASSES: Mapping[str, str] = {
     "GaussianStart": "GaussianInitialization",
     "IdentityStart": "IdentityInitialization",
@@ -27,17 +27,17 @@ CLASSES: Mapping[str, str] = {
     "NeighbourIds": "NeighborIds",
     "NormalisedGCN": "NormalizedGCN",
     "OrthogonalStart": "OrthogonalInitialization",
-    "RegressionClient": "ClientModule, which does what the data ask for",
+    "RegressionClient": "ClientModule, which takes its task from the data",
     "UniformStart": "UniformInitialization",
 }
-#: Packages and modules by their former dotted names.
+#: Current names of packages and modules by their former dotted names.
 MODULES: Mapping[str, str] = {
     "fl_lightning.strategies.decentralised": "fl_lightning.strategies.decentralized",
 }
 
 
 def present_name(cls: type, name: str) -> str:
-    """What a class's former setting is called now; empty where it had none of that name.
+    """The current name of a class's former setting; empty if it had no setting of that name.
 
     Example:
         >>> from fl_lightning.strategies import FedAvg
@@ -49,7 +49,7 @@ def present_name(cls: type, name: str) -> str:
 
 
 def refuse_former_names(cls: type[_Class]) -> type[_Class]:
-    """Have a class with an ``__init__`` of its own refuse the former names of its settings by the present ones.
+    """Make a class with an ``__init__`` of its own refuse the former names of its settings, naming the current ones.
 
     Raises:
         TypeError: The class is called with a former name.
@@ -70,10 +70,10 @@ def refuse_former_names(cls: type[_Class]) -> type[_Class]:
 
 
 def renamed(**names: str) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
-    """Refuse keywords that a function had, by the name that they have now.
+    """Make a function refuse its former keywords, naming the current ones.
 
     Args:
-        names: The present name of each former one.
+        names: The current name of each former one.
 
     Raises:
         TypeError: The function is called with a former name.
@@ -100,7 +100,7 @@ def renamed(**names: str) -> Callable[[Callable[_Arguments, _Result]], Callable[
 
 
 def former_classes(module: str) -> Callable[[str], Any]:
-    """A module's ``__getattr__``, which says what its former classes are called now.
+    """A ``__getattr__`` for a module, which gives the current names of its former classes.
 
     Args:
         module: Name of the module.

@@ -1,6 +1,6 @@
-"""The federated trainer, on Lightning Fabric: it sets runs up, and owns their callbacks, loggers and checkpoints.
+"""The federated trainer, on Lightning Fabric: it sets up runs and owns their callbacks, loggers and checkpoints.
 
-Every process holds a share of the clients and all processes compute the same server step on the gathered payloads, so
+Every process has a share of the clients, and all processes compute the same server step on the gathered payloads, so
 there is no server process to lose. The rounds themselves are in :mod:`fl_lightning.run.rounds`.
 """
 
@@ -27,13 +27,14 @@ from fl_lightning.run.loggers import AnyLogger
 from fl_lightning.run.parts import Parts, complete, kept_models_of
 from fl_lightning.run.processes import dtype_of, gather_by_client, launch, make_fabric
 from fl_lightning.run.recording import recorded
+from fl_lightning.run.references import Reference, check_references, results_of
 from fl_lightning.run.rounds import Rounds
 from fl_lightning.strategies import Strategy
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-#: What the arguments of the verbs were called before.
+#: Former names of the verbs' arguments.
 _RENAMED = {"model": "client", "datamodule": "data", "algorithm": "strategy"}
 
 
@@ -43,29 +44,31 @@ class FederatedTrainer(Counted):
     Args:
         num_rounds: Rounds of training (R).
         executor: How the clients of a process are run; the stacked executor by default.
-        participation: Who takes part in a round; everyone by default.
+        participation: Which clients take part in a round; all of them by default.
         evaluate_every: Rounds between evaluations; the last round is always evaluated.
         evaluate_union: Also score every model on the examples of all training clients together (``union/...``; with
-            FedAvg and its variants the four ways of OpenFGL), which takes as many times as long as there are clients.
-        monitor: The validation metric that chooses the reported round; None for the model's own choice.
-        monitor_mode: Whether ``max`` or ``min`` of it is best; None where the client's class says it
+            FedAvg and its variants, the four ways of OpenFGL). The cost grows with the number of clients squared.
+        monitor: The validation metric that chooses the best round; None for the model's own choice.
+        monitor_mode: Whether ``max`` or ``min`` of it is best; None to use what the client's class declares
             (``metric_directions``).
         accelerator: As in Lightning: ``auto``, ``cpu``, ``gpu``, ...
-        devices: As in Lightning: number or list of devices on each node.
-        num_nodes: Machines.
+        devices: As in Lightning: the number or a list of devices on each node.
+        num_nodes: Number of machines.
         precision: ``32-true`` (32), ``bf16-mixed``, ``bf16-true`` or ``64-true`` (64).
-        strategy: Fabric's launch strategy, for example ``auto`` or ``ddp``. (The algorithm is another argument.)
-        callbacks: Callbacks, in the order they are called.
-        default_callbacks: Add the usual ones (communication ledger, checkpoints, report, progress bar) where none of
-            the class is given.
-        logger: Loggers, with a CSV file in the run's folder beside them; true for CSV and TensorBoard, false or null
+        strategy: Fabric's launch strategy, for example ``auto`` or ``ddp``. (The algorithm is an argument of ``fit``.)
+        callbacks: Callbacks, in the order in which they are called.
+        default_callbacks: Add the usual callbacks (communication ledger, checkpoints, report, progress bar), each
+            unless one of its class is given.
+        logger: Loggers, in addition to a CSV file in the run's folder; true for CSV and TensorBoard, false or null
             for none.
         default_root_dir: Folder of all runs.
-        run_name: Folder of this run's versions in it.
+        run_name: Subfolder in which the versions of this run are kept.
         seed: Root of every random draw of the training (the data module has its own).
+        references: What the run is measured by, ``local`` or ``pooled`` or both: ``Local`` and ``Pooled`` with the
+            run's settings, trained before it unless they are in the cache folder, and shown with it.
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: A value is out of range.
     """
 
     settings_prefix = "trainer."
@@ -91,6 +94,7 @@ class FederatedTrainer(Counted):
         default_root_dir: str = "runs",
         run_name: str = "federation",
         seed: int = 0,
+        references: list[Reference] | None = None,
     ) -> None:
         settings.check_trainer(num_rounds=num_rounds, evaluate_every=evaluate_every, seed=seed, run_name=run_name)
         self.num_rounds = num_rounds
@@ -98,7 +102,7 @@ class FederatedTrainer(Counted):
         self.participation = participation or Participation()
         self.evaluate_every = evaluate_every
         self.evaluate_union = evaluate_union
-        self.precision = str(precision)  # Lightning takes 32 and 64, too
+        self.precision = str(precision)  # Lightning also accepts 32 and 64
         self.dtype = dtype_of(self.precision)
         self.callbacks: list[Callback] = settings.listed(callbacks)
         if default_callbacks:
@@ -108,6 +112,8 @@ class FederatedTrainer(Counted):
         self.logger = logger if isinstance(logger, bool) else loggers.checked(settings.listed(logger))
         self.root = Path(default_root_dir) / run_name
         self.seed = seed
+        self.references = tuple(references or ())
+        check_references(self.references)
         self.fabric = make_fabric(accelerator, devices, num_nodes, self.precision, strategy)
         self.monitor, self.monitor_mode = monitor, monitor_mode
         self.launched = self.started = False
@@ -119,14 +125,14 @@ class FederatedTrainer(Counted):
 
     @property
     def _hooks(self) -> Hooks:
-        return Hooks(self)  # anew, for one that stayed would keep the trainer alive with it
+        return Hooks(self)  # a new one each time: a stored one would keep the trainer alive
 
     @property
     def run(self) -> Run:
-        """What belongs to the present fit, test or prediction, or to the last one.
+        """The state of the current fit, validation, test or prediction, or of the last one.
 
         Raises:
-            RuntimeError: There was none yet.
+            RuntimeError: There has been none yet.
         """
         if self._run is None:
             raise RuntimeError("there is no run yet: call fit, validate, test or predict first")
@@ -134,16 +140,16 @@ class FederatedTrainer(Counted):
 
     @property
     def has_run(self) -> bool:
-        """Whether there was a run yet."""
+        """Whether there has been a run."""
         return self._run is not None
 
     @property
     def history(self) -> "DataFrame":
-        """The metrics of each round that is over, a row a round; ``trainer.run.history`` has them as dictionaries."""
+        """The metrics of each finished round, one row per round; ``trainer.run.history`` has them as dictionaries."""
         return overview.history(self.run)
 
     def _repr_mimebundle_(self, *args: Any, **kwargs: Any) -> dict[str, str]:
-        """What a notebook shows: the settings, or what the run came to."""
+        """What a notebook shows: the settings, or the results of the run."""
         return overview.table(self, self._run)._repr_mimebundle_((), ())
 
     # ------------------------------------------------------------------ the four verbs
@@ -161,30 +167,32 @@ class FederatedTrainer(Counted):
         """Train the federation.
 
         Args:
-            client: The client module; every client gets its own copy. None for the strategy's ``client_class``; a net
-                and an optimizer that it was not given are the strategy's too.
+            client: The client module; every client gets its own copy. None for the strategy's ``client_class``. A
+                client module without a net or an optimizer gets the strategy's.
             data: The clients' data.
             strategy: The algorithm. (The trainer's own ``strategy`` is Fabric's.)
-            ckpt_path: Checkpoint to continue from: a path, ``last`` (of the newest run of these settings in
-                ``run_name``: of the same data and partition, strategy, net and seed; without any run there: from the
-                start) or ``best``.
+            ckpt_path: Checkpoint to continue from: a path, ``last`` or ``best``. The latter two are those of the newest
+                run in ``run_name`` with the same data, partition, strategy, net and seed; if there is no run yet,
+                training starts from the beginning.
             profile: Write ``trace.json`` (``torch.profiler``, two rounds) and ``profile.csv`` (where the time of the
-                rounds went) into the run's folder.
-            resume_with_changes: Continue the checkpoint though settings are not those it was made with; they are named.
+                rounds went) to the run's folder.
+            resume_with_changes: Continue from the checkpoint even if settings differ from those it was made with; the
+                differences are reported.
 
         Returns:
-            The metrics of the round that validation chose, unseen clients' under ``unseen/``, and
+            The metrics of the best round by validation, those of unseen clients under ``unseen/``, and
             ``test/max_over_rounds``.
 
         Raises:
-            ValueError: There are no data or no strategy; a setting does not fit the data; the checkpoint is of another
-                run, of other settings or damaged; or another process is writing the run.
+            ValueError: The data or the strategy are missing; a setting does not fit the data; the checkpoint belongs
+                to another run or other settings, or is damaged; or another process is writing to the run's folder.
             ClientFailure: A client failed and ``participation.on_failure`` is ``stop``.
             TooFewUpdates: ``participation.max_failed_rounds`` rounds in a row had too few updates.
         """
         parts = complete(client, data, strategy)
         meant = find_checkpoint(self.root, ckpt_path, required=ckpt_path not in (None, "last"))
         run = self._assemble(*parts)
+        run.references = results_of(self, *parts)
         path = open_folder(run, self.root, meant)
         with locked(self.fabric, run.folder):
             if path is not None:
@@ -206,15 +214,14 @@ class FederatedTrainer(Counted):
         strategy: Strategy | None = None,
         ckpt_path: str | None = None,
     ) -> dict[str, float]:
-        """Evaluate a checkpoint on validation.
+        """Evaluate a checkpoint on the validation examples.
 
         Args:
-            client: The client module. What is None here is that of the last fit; without one, of the client, the
-                strategy's.
+            client: The client module. An argument that is None is that of the last fit.
             data: The clients' data.
             strategy: The algorithm.
-            ckpt_path: A path, ``last`` or ``best`` (of the newest run of these settings in ``run_name``). Left out it
-                is ``best``; after a fit without checkpoints the models as the last round left them.
+            ckpt_path: A path, ``last`` or ``best`` (of the newest run of these settings in ``run_name``). The default
+                is ``best``; after a fit without checkpoints, the models as the last round left them.
         """
         return self._evaluate_checkpoint((client, data, strategy), ckpt_path, "val/")
 
@@ -226,7 +233,7 @@ class FederatedTrainer(Counted):
         strategy: Strategy | None = None,
         ckpt_path: str | None = None,
     ) -> dict[str, float]:
-        """Evaluate a checkpoint on test; unseen clients join it first.
+        """Evaluate a checkpoint on the test examples; unseen clients are onboarded first.
 
         The arguments are those of :meth:`validate`.
         """
@@ -245,7 +252,7 @@ class FederatedTrainer(Counted):
         The arguments are those of :meth:`validate`.
 
         Returns:
-            Class probabilities, or predicted targets, by client, (N_i, num_outputs).
+            Class probabilities or predicted targets of each client, (N_i, num_outputs).
         """
         run = self._restore((client, data, strategy), ckpt_path)
         evaluation = run.strategy.evaluations(run.training_clients)[""]
@@ -255,12 +262,12 @@ class FederatedTrainer(Counted):
 
     @renamed(datamodule="data")
     def data(self, data: FederatedDataModule, csv: str | None = None, picture: str | None = None) -> PartitionTable:
-        """Describe the clients: sizes, classes, heterogeneity; of graphs also edges, clustering, non-IIDness.
+        """Describe the clients: sizes, classes, heterogeneity; for graphs also edges, clustering, non-IIDness.
 
         Args:
             data: The clients' data.
-            csv: File to write the table to.
-            picture: PNG file to draw the label distribution of each client to.
+            csv: File to which the table is written.
+            picture: PNG file for a plot of each client's label distribution.
         """
         data.setup()
         table = data.statistics()
@@ -273,7 +280,7 @@ class FederatedTrainer(Counted):
     # ------------------------------------------------------------------ setting up
 
     def _assemble(self, client: ClientModule, data: FederatedDataModule, strategy: Strategy) -> Run:
-        """Begin a run; its folder comes when everything is in order (:func:`open_folder`)."""
+        """Begin a run; its folder is created once everything has been checked (:func:`open_folder`)."""
         if not self.launched:
             launch(self.fabric)
             self.launched = True
@@ -302,23 +309,17 @@ class FederatedTrainer(Counted):
         return self._run
 
     def _rounds(self) -> Rounds:
-        """The protocol of the present run."""
-        return Rounds(
-            self.run,
-            self._hooks,
-            self.participation,
-            num_rounds=self.num_rounds,
-            evaluate_every=self.evaluate_every,
-            evaluate_union=self.evaluate_union,
-        )
+        """The rounds of the current run."""
+        settings = {name: getattr(self, name) for name in ("num_rounds", "evaluate_every", "evaluate_union")}
+        return Rounds(self.run, self._hooks, self.participation, **settings)
 
     def given(self) -> dict[str, Any]:
-        """Settings that are kept under other names."""
+        """Settings that are stored under other names."""
         selected = {"default_root_dir": str(self.root.parent), "run_name": self.root.name, "default_callbacks": False}
         return {**self._given, **selected}
 
     def evaluate(self, clients: Sequence[int], prefix: str = "", round_idx: int | None = None) -> dict[str, float]:
-        """Score the given clients' models as the strategy says (:class:`~fl_lightning.run.evaluation.Evaluator`)."""
+        """Score the given clients' models as the strategy does (:class:`~fl_lightning.run.evaluation.Evaluator`)."""
         return self._rounds().evaluate(clients, prefix, round_idx)
 
     def state_dict(self) -> dict[str, Any]:
@@ -330,7 +331,7 @@ class FederatedTrainer(Counted):
         state.save(self.run, self.callbacks, path)
 
     def _restore(self, parts: Parts, ckpt_path: str | None) -> Run:
-        """The run of a checkpoint; that of the last fit as it is, where nothing was written."""
+        """The run of a checkpoint, or that of the last fit as it is if no checkpoint was written."""
         if all(part is None for part in parts) and (ckpt_path := kept_models_of(self.run, ckpt_path)) is None:
             return self.run
         parts, ckpt_path = complete(*parts, last=self._run), ckpt_path or "best"

@@ -1,8 +1,8 @@
-"""YAML from people and from elsewhere: read by the rules of YAML 1.2's core schema, within limits.
+"""YAML input, read by the rules of YAML 1.2's core schema and within limits.
 
 PyYAML's own loader reads YAML 1.1, in which ``010`` is eight, ``1:30`` is ninety, ``no`` is false and ``1e-2`` is text;
-it lets the last of two equal names count, and follows aliases and nesting until memory or the stack ends. Everything
-that the program reads as YAML is read here.
+the last of two equal names wins, and aliases and nesting are followed until memory or the stack is exhausted. All YAML
+that the program reads is read here.
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import yaml
 
-#: Bytes of a file, levels of nesting, values after all aliases are written out, and characters of a number.
+#: Limits: bytes of a file, levels of nesting, values after expanding all aliases, and characters of a number.
 MOST_BYTES, MOST_LEVELS, MOST_VALUES, MOST_DIGITS = 1 << 20, 64, 100_000, 40
 
 _NULL, _BOOL, _INT, _FLOAT, _TEXT, _MERGE = (
@@ -24,7 +24,7 @@ _IS_INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _IS_FLOAT = re.compile(
     r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
 )
-#: What a value without quotes is, by its first character; the first that fits.
+#: The type of a value without quotes, by its first character; the first match wins.
 _RULES: list[tuple[str, re.Pattern[str], list[str]]] = [
     (_NULL, re.compile(r"~|null|Null|NULL|"), ["~", "n", "N", ""]),
     (_BOOL, re.compile(r"true|True|TRUE|false|False|FALSE"), list("tTfF")),
@@ -35,17 +35,17 @@ _RULES: list[tuple[str, re.Pattern[str], list[str]]] = [
 
 
 class WrongYaml(ValueError):
-    """A file that is no YAML, or more than is read; the message begins with its path."""
+    """A file that is not YAML or exceeds the limits; the message begins with its path."""
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2 within limits, in which no name stands twice in a mapping."""
+    """YAML 1.2 within limits, in which no name may occur twice in a mapping."""
 
     yaml_implicit_resolvers: ClassVar[Any] = {}  # type: ignore[misc]
     _level = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """As PyYAML, to a certain depth."""
+        """As PyYAML, up to a maximum depth."""
         self._level += 1
         if self._level > MOST_LEVELS:
             raise yaml.YAMLError(f"more than {MOST_LEVELS} levels of nesting: write it flatter")
@@ -54,14 +54,14 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def get_single_node(self) -> Any:
-        """As PyYAML, after a count of the values that the aliases stand for."""
+        """As PyYAML, after counting the values that the aliases expand to."""
         node = super().get_single_node()
         if node is not None:
             _count(node, {})
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """As PyYAML, after a look at the names; what a merge (``<<``) brings may be overridden."""
+        """As PyYAML, after a check for duplicate names; values of a merge (``<<``) may be overridden."""
         lines: dict[str, int] = {}
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE:
@@ -69,7 +69,7 @@ class _Loader(yaml.SafeLoader):
             line = key.start_mark.line + 1
             if key.value in lines:
                 raise yaml.YAMLError(
-                    f"{key.value} stands twice, in lines {lines[key.value]} and {line}: take one of them out"
+                    f"{key.value} stands twice, in lines {lines[key.value]} and {line}: remove one of them"
                 )
             lines[key.value] = line
         return super().construct_mapping(node, deep)
@@ -83,11 +83,11 @@ class _Loader(yaml.SafeLoader):
             return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
         if node.tag == _FLOAT and _IS_FLOAT.fullmatch(text):
             return float(re.sub(r"\.(?=inf|nan)", "", text.lower()))
-        raise yaml.YAMLError(f"line {line}: {text!r} is no {node.tag.rpartition(':')[2]}")
+        raise yaml.YAMLError(f"line {line}: {text!r} is not a valid {node.tag.rpartition(':')[2]}")
 
 
 class _Dumper(yaml.SafeDumper):
-    """Puts text into quotes that either YAML would take for something else."""
+    """Quotes text that YAML 1.1 or 1.2 would not read as text."""
 
 
 for _tag, _pattern, _first in _RULES:
@@ -99,7 +99,7 @@ for _tag in (_INT, _FLOAT):
 
 
 def _count(node: yaml.Node, known: dict[int, int]) -> int:
-    """Values below a node, each as often as aliases repeat it."""
+    """The number of values below a node, with aliases expanded."""
     if isinstance(node, yaml.ScalarNode):
         return 1
     if known.setdefault(id(node), 0):
@@ -109,19 +109,19 @@ def _count(node: yaml.Node, known: dict[int, int]) -> int:
     total = 1
     for part in parts:
         if known.get(id(part)) == -1:
-            raise yaml.YAMLError(f"line {node.start_mark.line + 1}: it holds itself: write it out")
+            raise yaml.YAMLError(f"line {node.start_mark.line + 1}: it contains itself: write it out")
         total += _count(part, known)
         if total > MOST_VALUES:
-            raise yaml.YAMLError(f"more than {MOST_VALUES:,} values, with what aliases repeat: write less")
+            raise yaml.YAMLError(f"more than {MOST_VALUES:,} values after expanding the aliases: write less")
     known[id(node)] = total
     return total
 
 
 def parse_yaml(text: str) -> Any:
-    """What a YAML text says.
+    """Parse YAML text.
 
     Raises:
-        yaml.YAMLError: It is no YAML, has a name twice, or is beyond the limits.
+        yaml.YAMLError: It is not YAML, has a name twice, or exceeds the limits.
 
     Example:
         >>> parse_yaml("{rounds: 010, rate: 1e-2, time: 1:30, shuffle: no}")
@@ -131,21 +131,21 @@ def parse_yaml(text: str) -> Any:
 
 
 def dump_yaml(value: Any, **options: Any) -> str:
-    """YAML that :func:`parse_yaml` reads as the same value, and other programs too; options as of ``yaml.dump``."""
+    """YAML that :func:`parse_yaml` and other programs read as the same value; options are those of ``yaml.dump``."""
     return str(yaml.dump(value, Dumper=_Dumper, **{"allow_unicode": True, **options}))
 
 
 def read_text(path: Path) -> str:
-    """The text of a file of settings.
+    """Read the text of a settings file.
 
     Raises:
-        WrongYaml: It is no file (a pipe would never end), too large, no UTF-8, or cannot be read.
+        WrongYaml: It is not a regular file (a pipe would never end), too large, not UTF-8, or cannot be read.
     """
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         with os.fdopen(file, "rb") as opened:
             if not stat.S_ISREG(os.fstat(file).st_mode):
-                raise WrongYaml(f"{path} cannot be read (it is no file): give a YAML file of settings")
+                raise WrongYaml(f"{path} cannot be read (it is not a regular file): give a YAML file of settings")
             content = opened.read(MOST_BYTES + 1)
     except (OSError, ValueError) as error:
         if isinstance(error, WrongYaml):
@@ -157,26 +157,26 @@ def read_text(path: Path) -> str:
     try:
         return content.decode().replace("\r\n", "\n")
     except UnicodeDecodeError as error:
-        raise WrongYaml(f"{path} is no text (byte {error.start} is no UTF-8): give a YAML file of settings") from error
+        raise WrongYaml(f"{path} is not UTF-8 text (byte {error.start}): give a YAML file of settings") from error
 
 
 def read_yaml(path: Path) -> Any:
-    """What a YAML file says.
+    """Read a YAML file.
 
     Raises:
-        WrongYaml: It cannot be read, is no YAML, or is beyond the limits; the message begins with its path.
+        WrongYaml: It cannot be read, is not YAML, or exceeds the limits; the message begins with its path.
     """
     text = read_text(path)
     try:
         return parse_yaml(text)
     except yaml.YAMLError as error:
-        raise WrongYaml(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+        raise WrongYaml(f"{path} is not YAML: {' '.join(str(error).split())}") from error
 
 
 def use_in_parsers() -> None:
-    """Have parsers of jsonargparse read and write YAML as this module does.
+    """Make parsers of jsonargparse read and write YAML as this module does.
 
-    ``set_loader`` would not do: a number's type reads text with the default loader, whatever was set.
+    ``set_loader`` is not enough: number types read text with the default loader, whatever was set.
     """
     from jsonargparse import _loaders_dumpers, set_dumper
 

@@ -1,11 +1,13 @@
 """A tiny federation and the builders around it."""
 
+import csv
 import dataclasses
 import functools
 import inspect
 import os
 import shutil
 import tempfile
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -72,6 +74,16 @@ REPRESENTATIVES = {
 }
 #: What of the contract the first tier tests for every strategy, by parts of the names of the tests and checks.
 FOR_EVERY_STRATEGY = ("executors_agree", "resume_is_exact", "server_state_is_complete")
+#: The tests that take ``LONG_SECONDS`` or more on the average over their parameters (``--write-durations``).
+DURATIONS, LONG_SECONDS = TESTS / "durations.csv", 0.5
+#: What the first tier has though it takes long, by the beginnings of the names.
+ALWAYS = (
+    "tests/strategies/test_contract.py::test_contract",
+    "tests/cli/test_readme.py",
+    "tests/tasks/test_seam.py",
+    "tests/test_imports.py",
+    "tests/test_layers.py",
+)
 
 
 def is_of_the_second_tier(folder: str, file: str, name: str, parameters: Mapping[str, Any]) -> bool:
@@ -87,11 +99,49 @@ def is_of_the_second_tier(folder: str, file: str, name: str, parameters: Mapping
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what is of the second tier beside what its own file marks."""
+    long = long_tests()
     for item in items:
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         folder, *_ = item.path.relative_to(TESTS).parts if TESTS in item.path.parents else ("",)
-        if is_of_the_second_tier(folder, item.path.name, item.name, parameters):
+        if function_of(item.nodeid) in long or is_of_the_second_tier(folder, item.path.name, item.name, parameters):
             item.add_marker(pytest.mark.full)
+
+
+def function_of(nodeid: str) -> str:
+    """The test without its parameters."""
+    return nodeid.partition("[")[0]
+
+
+def long_tests() -> set[str]:
+    """Tests that take long on the average over their parameters, but for those that the first tier has all the same."""
+    with DURATIONS.open(newline="") as file:
+        return {row["test"] for row in csv.DictReader(file) if not row["test"].startswith(ALWAYS)}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-durations", action="store_true", help=f"write {DURATIONS.name}; for a run of all tests")
+
+
+class Durations:
+    """Writes which tests take long."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, Counter[str]] = defaultdict(Counter)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds[function_of(report.nodeid)][report.nodeid] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        means = {test: each.total() / len(each) for test, each in self.seconds.items()}
+        with DURATIONS.open("w", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(("test", "seconds"))
+            writer.writerows((test, f"{mean:.1f}") for test, mean in sorted(means.items()) if mean >= LONG_SECONDS)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--write-durations") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Durations())
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -108,7 +108,7 @@ def test_former_keywords_are_refused_by_their_present_names(make_trainer: Any, f
             trainer.fit(**missing)
     with pytest.raises(ValueError, match="strategy is FedAvg, which is no Strategy: give strategy=fl_lightning"):
         trainer.fit(data=data, strategy=FedAvg)
-    with pytest.raises(ValueError, match="which is no ClientModule: give client="):
+    with pytest.raises(ValueError, match="which is not a ClientModule: give client="):
         trainer.fit(data, strategy=strategy)
 
 
@@ -185,7 +185,7 @@ def test_forecasts_come_from_a_gru(make_trainer: Any) -> None:
 
 
 def test_a_former_name_is_refused_by_the_present_one() -> None:
-    with pytest.raises(ImportError, match="RegressionClient was renamed to ClientModule, which does what the data ask"):
+    with pytest.raises(ImportError, match="RegressionClient was renamed to ClientModule, which takes its task"):
         fl.RegressionClient  # noqa: B018
 
 

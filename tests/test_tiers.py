@@ -1,7 +1,9 @@
 """Which tests `make test` leaves to `make test-full`."""
 
+from types import SimpleNamespace
+
 import pytest
-from conftest import REPRESENTATIVES, is_of_the_second_tier
+from conftest import ALWAYS, DURATIONS, REPRESENTATIVES, TESTS, Durations, is_of_the_second_tier, long_tests
 
 from fl_lightning import SequentialExecutor, StackedExecutor, strategies
 from fl_lightning.strategies import FedAvg, FedProx
@@ -38,3 +40,20 @@ def test_what_runs_under_both_executors_runs_under_one_in_the_first_tier() -> No
 
 def test_the_campaign_is_of_the_second_tier() -> None:
     assert is_of_the_second_tier("campaign", "test_hostile.py", "test_hostile_sites", {})
+
+
+def test_what_takes_long_is_of_the_second_tier_but_for_what_every_change_needs() -> None:
+    long = long_tests()
+    assert len(long) > 100
+    assert not any(test.startswith(ALWAYS) for test in long)
+    names = {each.partition("::")[0] for each in long | set(ALWAYS)}
+    assert all((TESTS.parent / name).exists() for name in names), f"measure {DURATIONS.name} again: --write-durations"
+
+
+def test_durations_are_means_over_parameters(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("conftest.DURATIONS", tmp_path / "durations.csv")
+    written = Durations()
+    for name, seconds in (("a.py::test[1]", 0.2), ("a.py::test[1]", 0.3), ("a.py::test[2]", 0.7), ("b.py::test", 0.4)):
+        written.pytest_runtest_logreport(SimpleNamespace(nodeid=name, duration=seconds))
+    written.pytest_sessionfinish()
+    assert (tmp_path / "durations.csv").read_text() == "test,seconds\na.py::test,0.6\n"

@@ -455,9 +455,12 @@ class Misspelled(Callback):
         ({"monitor": "val/f1"}, r"trainer\.monitor is 'val/f1', but the model is scored by .*val/acc"),
         (
             {"monitor": "test/acc"},
-            r"trainer\.monitor is 'test/acc', which is no validation metric: .* Set it to .*val/acc.*, or leave it out",
+            r"trainer\.monitor is 'test/acc', which is not a validation metric.* Set it to .*val/acc.*, or leave",
         ),
-        ({"monitor": "trained/train/loss"}, r"trainer\.monitor is 'trained/train/loss', which is no validation metric"),
+        (
+            {"monitor": "trained/train/loss"},
+            r"trainer\.monitor is 'trained/train/loss', which is not a validation metric",
+        ),
         ({"participation": Participation(min_clients=6)}, "min_clients is 6, but a round has 5 clients, so every"),
         ({"participation": Participation(num_clients=6)}, "num_clients is 6, but only 5 clients train"),
     ],
@@ -499,7 +502,7 @@ def test_without_validation_the_last_round_is_reported(make_model, make_trainer,
     with (
         pytest.warns(UserWarning, match="without a val example"),
         pytest.warns(
-            UserWarning, match="no client has validation examples, so no round can be chosen: the last one is"
+            UserWarning, match="no client has validation examples, so no best round can be chosen: the last one is"
         ),
     ):
         result = trainer.fit(make_model(), data, FedAvg())

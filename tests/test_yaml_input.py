@@ -54,14 +54,14 @@ def test_what_is_written_is_read_as_it_was(value: object) -> None:
     ("text", "why"),
     [
         (BOMB, "more than 100,000 values"),
-        ("&a [*a]", "it holds itself"),
-        ("&a {b: {c: *a}}", "it holds itself"),
+        ("&a [*a]", "it contains itself"),
+        ("&a {b: {c: *a}}", "it contains itself"),
         ("[" * 5000, "more than 64 levels"),
         ("- " * 5000 + "a", "more than 64 levels"),
         ("9" * 400, "a number of 400 characters"),
         ("9" * 5000, "a number of 5000 characters"),
         ("0." + "3" * 500, "a number of 502 characters"),
-        ("!!int 1:30", "is no int"),
+        ("!!int 1:30", "is not a valid int"),
         ("{a: 1, a: 2}", "a stands twice"),
         ("!!python/name:os.system", "could not determine a constructor"),
         ("a: \x07", "special characters"),
@@ -78,11 +78,11 @@ def test_no_file_but_a_regular_one_is_read(tmp_path: Path) -> None:
     large.write_text("a: 1\n" * 300_000)
     other.write_bytes(b"a: \xff")
     for path, why in [
-        (pipe, "it is no file"),
-        (Path("/dev/zero"), "it is no file"),
+        (pipe, "it is not a regular file"),
+        (Path("/dev/zero"), "it is not a regular file"),
         (tmp_path, "Is a directory"),
         (large, "larger than 1,048,576 bytes"),
-        (other, "byte 3 is no UTF-8"),
+        (other, "byte 3"),
         (tmp_path / "missing.yaml", "No such file"),
     ]:
         with pytest.raises(WrongYaml, match=why) as caught:
@@ -93,13 +93,13 @@ def test_no_file_but_a_regular_one_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["--config=pipe.yaml"], "pipe.yaml cannot be read (it is no file)"),
-        (["--config=bomb.yaml"], "bomb.yaml is no YAML: more than 100,000 values"),
+        (["--config=pipe.yaml"], "pipe.yaml cannot be read (it is not a regular file)"),
+        (["--config=bomb.yaml"], "bomb.yaml is not YAML: more than 100,000 values"),
         (["--config=quickstart.yaml", "--trainer.num_rounds=" + "9" * 400], "a number of 400 characters"),
         (["--config=quickstart.yaml", "--trainer.num_rounds=" + "9" * 5000], "a number of 5000 characters"),
         (["--config=quickstart.yaml", "--trainer.num_rounds=1:30"], "expected int, got 1:30"),
-        (["--config=quickstart.yaml", "--trainer", "pipe.yaml"], "pipe.yaml cannot be read (it is no file)"),
-        (["--config=nested.yaml"], "pipe.yaml cannot be read (it is no file)"),
+        (["--config=quickstart.yaml", "--trainer", "pipe.yaml"], "pipe.yaml cannot be read (it is not a regular file)"),
+        (["--config=nested.yaml"], "pipe.yaml cannot be read (it is not a regular file)"),
     ],
 )
 def test_the_command_line_updates_with_one_line(

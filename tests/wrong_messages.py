@@ -251,14 +251,14 @@ START: dict[str, Wrong] = {
     "an empty state": with_facts(state=""),
 }
 
-ANSWERS: dict[str, dict[str, Wrong]] = {"run": RUN, "evaluate": EVALUATE, "enroll": ENROLL, "start": START}
+RESPONSES: dict[str, dict[str, Wrong]] = {"run": RUN, "evaluate": EVALUATE, "enroll": ENROLL, "start": START}
 
 
 def wrong_responses(*kinds: str) -> Iterator[tuple[str, str, Wrong]]:
     """Each kind of question with each wrong response to it, and its name."""
     for kind in kinds:
         numbers = NUMBERS if kind == "run" else {}
-        for name, wrong in {**ANY, **ANSWERS[kind], **numbers}.items():
+        for name, wrong in {**ANY, **RESPONSES[kind], **numbers}.items():
             yield kind, name, wrong
 
 

@@ -1,4 +1,4 @@
-"""What malicious clients do, and simple tuning, which tries to undo it."""
+"""Attacks of malicious clients, and simple tuning, a defense."""
 
 from .backdoor import Backdoor, SimpleTuning
 from .forgery import Attack, GaussianAttack, SameValueAttack

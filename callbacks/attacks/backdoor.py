@@ -1,4 +1,4 @@
-"""Backdoors: a picture blended into images makes the model see the attacker's class; and the defense by tuning anew.
+"""Backdoors, where a picture blended into images makes the model predict the attacker's class, and simple tuning.
 
 Chen, Liu, Li, Lu, Song: "Targeted Backdoor Attacks on Deep Learning Systems Using Data Poisoning", 2017 (Blended), as
 used on federations by Qin, Yao, Chen, Li, Ding, Cheng: "Revisiting Personalized Federated Learning: Robustness Against
@@ -35,9 +35,9 @@ from .poisoning import require_classes
 class Backdoor(Attack):
     """Malicious clients blend a picture into a part of their training images and give them the target class.
 
-    ``test/asr`` is the attack's success: the share of the benign clients' test images of other classes, with the
-    picture blended in, that their models take for the target class (mean over the clients, as accuracy is; the attack
-    wants it high); ``malicious/test/asr`` is that of the malicious clients' own. Accuracies are on clean images.
+    ``test/asr`` is the attack's success rate: the share of the benign clients' test images of other classes, with the
+    picture blended in, that their models assign to the target class (mean over the clients, like accuracy; the attacker
+    wants it high); ``malicious/test/asr`` is that of the malicious clients. Accuracies are on clean images.
 
     Args:
         picture: A ``.png`` file, resized to the images, or a ``.npy`` file with numbers in [0, 1] in the shape of an
@@ -45,12 +45,13 @@ class Backdoor(Attack):
         blend: α of x <- (1 - α) x + α picture, in (0, 1].
         poisoned_fraction: Share of a malicious client's training images, in (0, 1].
         target: The class they are given.
-        ratio: Share of the training clients that are malicious, in [0, 1); neither it nor ``clients`` is one client.
+        ratio: Share of the training clients that are malicious, in [0, 1); without ``ratio`` and ``clients`` it is one
+            client.
         clients: The indices of the malicious clients, instead of ``ratio``.
-        seed: Of every draw; None takes the run's.
+        seed: Seed of every draw; None for that of the run.
 
     Raises:
-        ValueError: A value is out of its range, or the picture is none.
+        ValueError: A value is out of range, or the picture is not a picture.
     """
 
     lone: ClassVar[bool] = True
@@ -100,7 +101,7 @@ class Backdoor(Attack):
         return (1 - self.blend) * x_NX + self.blend * self.trigger.to(x_NX)
 
     def _poisoned(self, client: ClientExamples, draw: torch.Generator) -> ClientExamples:
-        """The client with the picture in, and the target class on, some of its training images."""
+        """The client with the picture and the target class in some of its training images."""
         training = client.train_mask_N.nonzero().flatten()
         number = round(self.poisoned_fraction * len(training))
         chosen = training[torch.randperm(len(training), generator=draw)[:number]]
@@ -123,7 +124,7 @@ class Backdoor(Attack):
         )
 
     def success(self, trainer: Trainer, evaluation: Evaluation, round_idx: int, prefix: str = "") -> dict[str, float]:
-        """The attack's success on a model: ``test/asr`` and ``malicious/test/asr`` behind the prefix."""
+        """The attack's success on a model: ``test/asr`` and ``malicious/test/asr`` after the prefix."""
         if self._collator is None:
             device, dtype = trainer.fabric.device, trainer.dtype
             self._collator = trainer.run.datamodule.collator(self.triggered, device=device, dtype=dtype)
@@ -151,19 +152,19 @@ class Backdoor(Attack):
 
 
 class SimpleTuning(Callback):
-    """After the last round every client draws its classifier anew and trains it, alone, on its own data (on a copy).
+    """After the last round, every client reinitializes its classifier and trains only it on its own data (on a copy).
 
-    The metrics of the tuned models are logged with the last round and are among the run's result: ``tuned/test/acc``
-    (and whatever else clients are scored by), ``tuned/benign/test/acc`` beside an attack, and beside a
-    :class:`Backdoor` ``tuned/test/asr``. The run's own models are left as they are.
+    The metrics of the tuned models are logged with the last round and are part of the run's result: ``tuned/test/acc``
+    (and the clients' other metrics), ``tuned/benign/test/acc`` with an attack, and ``tuned/test/asr`` with a
+    :class:`Backdoor`. The run's own models are unchanged.
 
     Args:
-        num_epochs: Local epochs of the tuning, with a fresh optimizer.
-        classifier: Shell-style patterns of the parameters that are drawn anew and trained.
-        seed: Of the draw; None takes the run's.
+        num_epochs: Local epochs of the tuning, with a new optimizer.
+        classifier: Shell-style patterns of the parameters that are reinitialized and trained.
+        seed: Seed of the initialization; None for that of the run.
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: A value is out of range.
     """
 
     invents_stages = True
@@ -180,7 +181,7 @@ class SimpleTuning(Callback):
         self.seed = seed
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        """Refuse patterns that match nothing, and clients of which some have another classifier."""
+        """Refuse patterns that match nothing, and clients of different architectures."""
         if len(trainer.run.architectures) > 1:
             raise ValueError("SimpleTuning is for clients of one architecture: give model.net one net, or leave it out")
         select_names(list(trainer.run.architectures[0]), self.classifier)
@@ -204,7 +205,7 @@ class SimpleTuning(Callback):
             logger.log_metrics(metrics, trainer.run.round_idx - 1)
 
     def _tuning(self, trainer: Trainer) -> Evaluation:
-        """The models that are the result, with a new classifier, and some training of it."""
+        """The models that are the result, with a new classifier that is trained."""
         clients = trainer.run.training_clients
         result = trainer.run.strategy.evaluations(clients)[""].payload
         shapes = {name: parameter.shape for name, parameter in trainer.run.architectures[0].items()}
@@ -216,7 +217,7 @@ class SimpleTuning(Callback):
         return Evaluation(payload=payload, tuning=tune(self.num_epochs, trained=self.classifier))
 
     def _draw(self, trainer: Trainer) -> dict[str, Tensor]:
-        """Parameters of a net built anew."""
+        """Parameters of a newly built net."""
         client = copy.deepcopy(trainer.run.executor.client)
         with torch.random.fork_rng([]):
             torch.manual_seed(derive_key(trainer.run.seed if self.seed is None else self.seed, "simple tuning"))
@@ -226,7 +227,7 @@ class SimpleTuning(Callback):
 
 
 def require_images(client: Any) -> None:
-    """Refuse clients that hold no images.
+    """Refuse clients without images.
 
     Raises:
         ValueError: The client's inputs are not (N, channels, height, width).
@@ -265,7 +266,7 @@ def read_picture(path: str, shape: torch.Size) -> Tensor:
 
     pixels = torch.from_numpy(np.array(imread(path), dtype=np.float32))  # in [0, 1]
     colors = pixels[None, :, :, None] if pixels.dim() == 2 else pixels[None]
-    if colors.shape[-1] in (2, 4):  # what is transparent is white
+    if colors.shape[-1] in (2, 4):  # transparent pixels become white
         opacity = colors[..., -1:]
         colors = opacity * colors[..., :-1] + (1 - opacity)
     if colors.shape[-1] != shape[0]:

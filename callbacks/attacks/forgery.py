@@ -1,6 +1,6 @@
-"""Malicious clients: which they are, how the benign ones score, and attacks that forge what a client sends.
+"""The choice of malicious clients, the metrics of the benign ones, and attacks that forge what a client sends.
 
-An attack changes what the chosen clients hold or send and nothing else; server and benign clients notice nothing.
+An attack changes only the data of the chosen clients or what they send; server and benign clients do not notice it.
 Attacks on parameters and labels are in ``poisoning.py``, backdoors in ``backdoor.py``; defenses of the server are in
 ``fl_lightning.strategies.mixing.aggregation``.
 """
@@ -26,24 +26,24 @@ from fl_lightning.run.folder import whole_file
 
 
 class Attack(Callback):
-    """Base of all attacks: it chooses the malicious clients and scores the benign ones separately.
+    """Base class of all attacks: it chooses the malicious clients and scores the benign ones separately.
 
-    Beside every metric of an evaluation stands that over the benign clients, ``benign/test/acc`` beside ``test/acc``
-    (of several attacks: over those that none of them chose); ``trainer.monitor`` may be ``benign/val/acc``. Every round
-    has ``num_malicious``, all malicious clients of the federation, and ``malicious_clients.json`` in the run's folder
-    names them. Who is malicious depends on the seed alone: attacks of one seed choose the same clients, and a larger
-    ratio adds to them.
+    Every metric of an evaluation is also reported over the benign clients, such as ``benign/test/acc`` for ``test/acc``
+    (with several attacks, over clients that none of them chose); ``trainer.monitor`` may be ``benign/val/acc``. Every
+    round has ``num_malicious``, the number of all malicious clients, and ``malicious_clients.json`` in the run's folder
+    names them. The malicious clients depend only on the seed: attacks with the same seed choose the same clients, and a
+    larger ratio adds to them.
 
     Args:
         ratio: Share of the training clients that are malicious, in [0, 1), rounded to whole clients; 0 for none.
         clients: The indices of the malicious clients, instead of ``ratio``.
-        seed: Of every draw; None takes the run's.
+        seed: Seed of every draw; None for that of the run.
 
     Raises:
-        ValueError: A value is out of its range, or not exactly one of ``ratio`` and ``clients`` is given.
+        ValueError: A value is out of range, or not exactly one of ``ratio`` and ``clients`` is given.
     """
 
-    #: Whether one client is malicious where neither a ratio nor clients are given.
+    #: Whether one client is malicious if neither a ratio nor clients are given.
     lone: ClassVar[bool] = False
     needs_data = True
     changes_training = True
@@ -109,7 +109,7 @@ class Attack(Callback):
                 temporary.write_text(json.dumps(record, indent=1) + "\n")
 
     def on_evaluate(self, trainer: Trainer, metrics: dict[str, float], prefix: str) -> None:
-        """Add the metrics over the benign clients; unseen clients all are."""
+        """Add the metrics over the benign clients; all unseen clients are benign."""
         if prefix:
             return
         directions, benign = trainer.run.selection.directions, benign_clients(trainer)
@@ -122,7 +122,7 @@ class Attack(Callback):
         metrics["num_malicious"] = len(malicious_clients(trainer))
 
     def state_dict(self) -> dict[str, Any]:
-        """Who is malicious."""
+        """Which clients are malicious."""
         return {"clients": list(self.malicious)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -161,17 +161,17 @@ def replace_rows(tensor: Tensor, rows: Sequence[int], values: Tensor) -> Tensor:
 
 @refuse_former_names
 class OutputAttack(Attack, ABC):
-    """Base of attacks in which malicious clients send forged outputs: embeddings, signatures, prototypes.
+    """Base class of attacks in which malicious clients send forged outputs: embeddings, signatures, prototypes.
 
-    A parameter that is communicated under the name of a forged output (FedAux's projection vector does, where it is
+    A parameter that is communicated under the name of a forged output (such as FedAux's projection vector, if it is
     mixed) is the same thing and gets the same values.
 
     Args:
-        scale: τ, the standard deviation of what is drawn, positive.
+        scale: τ, the standard deviation of the drawn values, positive.
         client_outputs: Shell-style patterns of the client outputs; None for all.
         ratio: Share of the training clients that are malicious, in [0, 1).
         clients: The indices of the malicious clients, instead of ``ratio``.
-        seed: Of every draw; None takes the run's.
+        seed: Seed of every draw; None for that of the run.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class OutputAttack(Attack, ABC):
         )
 
     def on_upload(self, trainer: Trainer, stage: Stage, payload: Payload) -> Payload:
-        """Put forged outputs in the place of the malicious clients' own."""
+        """Replace the malicious clients' outputs by forged ones."""
         rows = {client: row for row, client in enumerate(payload.clients) if client in self.malicious}
         if not rows:
             return payload
@@ -231,9 +231,9 @@ class OutputAttack(Attack, ABC):
 
 
 class SameValueAttack(OutputAttack):
-    """Every malicious client sends x = a 1 with one number a ~ N(0, τ²), drawn anew for every upload.
+    """Every malicious client sends x = a 1 with one number a ~ N(0, τ²), drawn again for every upload.
 
-    FedSheafHN (Liang et al., 2024), section 4.2; τ is 5 or 20 there. Settings as of :class:`OutputAttack`.
+    FedSheafHN (Liang et al., 2024), section 4.2; τ is 5 or 20 there. The settings are those of :class:`OutputAttack`.
     """
 
     def invent(self, shape: torch.Size, draw: torch.Generator) -> Tensor:
@@ -242,9 +242,9 @@ class SameValueAttack(OutputAttack):
 
 
 class GaussianAttack(OutputAttack):
-    """Every malicious client sends x ~ N(0, τ² I), drawn anew for every upload.
+    """Every malicious client sends x ~ N(0, τ² I), drawn again for every upload.
 
-    FedSheafHN (Liang et al., 2024), section 4.2; τ is 5 or 20 there. Settings as of :class:`OutputAttack`.
+    FedSheafHN (Liang et al., 2024), section 4.2; τ is 5 or 20 there. The settings are those of :class:`OutputAttack`.
     """
 
     def invent(self, shape: torch.Size, draw: torch.Generator) -> Tensor:

@@ -1,4 +1,4 @@
-"""Malicious clients that poison the model: by what they send, or by what they train on."""
+"""Malicious clients that poison the model through what they send, or through what they train on."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from .forgery import Attack, all_stages, replace_rows
 class ModelPoisoning(Attack):
     """Malicious clients train honestly and send -λ times their update, which pushes the model back.
 
-    Where the strategy takes parameters instead of updates, they send what they had received minus λ times the change.
+    If the strategy needs parameters instead of updates, they send what they received minus λ times the change.
     Panacea (section V-D, λ = 0.5), after Fang, Cao, Jia, Gong: "Local Model Poisoning Attacks to Byzantine-Robust
     Federated Learning", USENIX Security 2020.
 
@@ -28,7 +28,7 @@ class ModelPoisoning(Attack):
         factor: λ, positive.
         ratio: Share of the training clients that are malicious, in [0, 1).
         clients: The indices of the malicious clients, instead of ``ratio``.
-        seed: Of the choice of clients; None takes the run's.
+        seed: Seed of the choice of clients; None for that of the run.
     """
 
     invents_stages = True
@@ -81,7 +81,7 @@ class ModelPoisoning(Attack):
 
 
 def _ask(trainer: Trainer, stage: Stage, payload: Payload | None, clients: Sequence[int]) -> Payload:
-    """What some clients, of all processes, would update in a stage if they did not train."""
+    """What some clients, of all processes, would send in a stage without training."""
     question = Stage(name=stage.name, upload=stage.upload)
     address = StageAddress(phase="callback", round_idx=trainer.run.round_idx, name=stage.name)
     request = StageRequest(stage=question, address=address, work_fraction=dict.fromkeys(clients, 1.0), payload=payload)
@@ -94,7 +94,7 @@ class SignFlip(ModelPoisoning):
     Args:
         ratio: Share of the training clients that are malicious, in [0, 1).
         clients: The indices of the malicious clients, instead of ``ratio``.
-        seed: Of the choice of clients; None takes the run's.
+        seed: Seed of the choice of clients; None for that of the run.
     """
 
     def __init__(
@@ -111,10 +111,10 @@ class LabelFlipping(Attack):
     two classes that is the opposite label; ``may_keep`` draws from all classes, the true one included.
 
     Args:
-        may_keep: Draw each label from all classes, so that some stay as they were.
+        may_keep: Draw each label from all classes, so that some stay unchanged.
         ratio: Share of the training clients that are malicious, in [0, 1).
         clients: The indices of the malicious clients, instead of ``ratio``.
-        seed: Of the choice of clients and of the labels; None takes the run's.
+        seed: Seed of the choice of clients and of the labels; None for that of the run.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a client holds, and what its model computes on: a graph, many graphs, or mini-batches of examples."""
+"""Client data, and the batches on which models compute: a graph, many graphs, or mini-batches of examples."""
 
 from fl_lightning.batches.base import Batch, Collator
 from fl_lightning.batches.client_data import ClientData

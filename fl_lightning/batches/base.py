@@ -1,10 +1,10 @@
-"""What a client's model computes on: one client's data, or many clients' data padded to one shape.
+"""The batches on which clients' models compute: one client's data, or many clients' data padded to one shape.
 
 Shape legend: C clients, N examples (padded to the client of the batch that has most), H numbers of a target.
 Without the leading C the same object is one client's batch; ``torch.vmap`` turns the first into the second.
 
-Clients differ in how much they have, so some axes of a batch are ragged, and padded. A field names those behind the
-client's in its metadata, ``field(metadata=EXAMPLES)``: what a batch of some clients is, and a slice of it, follows.
+Clients differ in how much they have, so some axes of a batch are ragged, and padded. A field names the ragged axes
+after the client's in its metadata, ``field(metadata=EXAMPLES)``; selecting clients and slicing follow from it.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from fl_lightning.kernels.randomness import random_places, subkey
 
 AnyBatch = TypeVar("AnyBatch", bound="Batch")
 
-#: Metadata of a batch's field: the ragged axes behind the client's; None of what only one client's batch has.
+#: Metadata of a batch's field: the ragged axes after the client's; None for what only one client's batch has.
 EXAMPLES, NODES, ONE_CLIENT = {"axes": ("examples",)}, {"axes": ("nodes",)}, {"axes": None}
 
 
@@ -33,7 +33,7 @@ class Batch:
 
     Attributes:
         y: int64 labels (C, N), 0 where unknown; or float targets (C, N, H), nan where missing.
-        example_mask: Examples that are no padding (C, N); padding has every other mask false.
+        example_mask: Examples that are not padding (C, N); for padding, every other mask is false.
         train_mask: Labeled training examples (C, N).
         val_mask: Validation examples (C, N).
         test_mask: Test examples (C, N).
@@ -53,15 +53,15 @@ class Batch:
         return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
     def replace(self: AnyBatch, tensors: dict[str, Tensor]) -> AnyBatch:
-        """The same batch with some tensors exchanged."""
+        """The batch with some tensors replaced."""
         return dataclasses.replace(self, **tensors)
 
     def masks(self) -> dict[str, Tensor]:
-        """What is no padding, by the name of each ragged axis, (C, length)."""
+        """What is not padding, by the name of each ragged axis, (C, length)."""
         return {"examples": self.example_mask}
 
     def named_by(self, axis: str) -> dict[str, Tensor]:
-        """The tensors whose first axis behind the client's is the given one, by name."""
+        """The tensors whose first axis after the client's is the given one, by name."""
         axes = {each.name: each.metadata.get("axes") for each in dataclasses.fields(self)}
         return {name: tensor for name, tensor in self.tensors().items() if (axes[name] or ("",))[0] == axis}
 
@@ -82,24 +82,24 @@ class Batch:
         return dataclasses.replace(self, **chosen)
 
     def slice(self: AnyBatch, start: int, length: int) -> AnyBatch:
-        """Some consecutive examples of every client, where these are independent."""
+        """Some consecutive examples of every client, if these are independent."""
         dim = self.key.dim()
         return self.replace({n: tensor.narrow(dim, start, length) for n, tensor in self.named_by("examples").items()})
 
     def with_draw(self: AnyBatch, number: int) -> AnyBatch:
-        """The batch with another key, so that another view of it is dropped at random by itself; 0 is the batch."""
+        """The batch with another key, so that another view of it has separate dropout; 0 is the batch itself."""
         return self.replace({"key": subkey(self.key, "draw", number)}) if number else self
 
     def with_inputs(self: AnyBatch) -> AnyBatch:
-        """The batch of one client with all inputs as dense tensors, for a ``training_step`` of a user's."""
+        """The batch of one client with all inputs as dense tensors, for a user's ``training_step``."""
         return self
 
     def split(self: AnyBatch, parts: int) -> tuple[AnyBatch, ...]:
-        """Share the training examples out at random, by the batch's key.
+        """Distribute the training examples at random over parts, by the batch's key.
 
-        Everything else stays in every part. The parts are disjoint and their sizes differ by at most one; where a
-        client has fewer training examples than there are parts, each of them has all. What becomes of an example
-        does not depend on padding, and is the same for one client, on a stack and under ``vmap``.
+        Everything else stays in every part. The parts are disjoint and their sizes differ by at most one; if a client
+        has fewer training examples than there are parts, each part has all of them. The part of an example does not
+        depend on padding, and is the same for one client, on a stack and under ``vmap``.
 
         Args:
             parts: Number of parts, at least 1.
@@ -108,7 +108,7 @@ class Batch:
             The batch with the training examples of each part and with a key of the part's own.
 
         Raises:
-            ValueError: There would be no part.
+            ValueError: ``parts`` is less than 1.
         """
         if parts < 1:
             raise ValueError(f"a batch cannot be split into {parts} parts: split it into at least 1")
@@ -121,7 +121,7 @@ class Batch:
         )
 
     def draws(self: AnyBatch, keys: Tensor) -> Iterator[AnyBatch]:
-        """What each local step trains on; everything, unless the kind of data draws mini-batches.
+        """The batch of each local step: everything, unless the data are drawn in mini-batches.
 
         Args:
             keys: int64 key of every step and client, (steps, C), or (steps,) for one client's batch.
@@ -130,7 +130,7 @@ class Batch:
             yield self.replace({"key": key})
 
     def parts(self: AnyBatch) -> Iterator[AnyBatch]:
-        """The batch in pieces that fit the memory of an evaluation; along the examples, which must be independent."""
+        """The batch in parts that fit into the memory of an evaluation, along the examples if these are independent."""
         yield self
 
 
@@ -138,8 +138,8 @@ class Collator(ABC):
     """Turns clients' data into batches.
 
     Attributes:
-        device: Where batches live.
-        dtype: Their floating point type.
+        device: Device of the batches.
+        dtype: Floating point type of the batches.
     """
 
     device: torch.device
@@ -147,37 +147,37 @@ class Collator(ABC):
 
     @abstractmethod
     def size(self, client: int) -> int:
-        """Number of examples of a client: what is padded."""
+        """Number of examples of a client, before padding."""
 
     @abstractmethod
     def client_data(self, client: int) -> Any:
-        """What a client holds."""
+        """The data of a client."""
 
     @abstractmethod
     def set_client_data(self, client: int, client_data: Any) -> None:
-        """Let a client hold something else from now on."""
+        """Replace the data of a client."""
 
     @abstractmethod
     def __call__(self, clients: Sequence[int]) -> Batch:
         """Batch the given clients' data, padded to the largest of them."""
 
     def steps_per_epoch(self, client: int) -> int:
-        """Local steps that make an epoch; 1 where a step sees all of the client's data."""
+        """Number of local steps in an epoch; 1 if a step uses all of the client's data."""
         return 1
 
     def least_examples(self, client: int) -> int:
-        """Training examples in the smallest step of an epoch; all of the client's where a step sees all its data."""
+        """Training examples in the smallest step of an epoch; all of them if a step uses all of the client's data."""
         result: int = self.client_data(client).num_examples
         return result
 
 
 def pad(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Stack tensors (N_i, ...) to (C, N, ...) with N that of the longest, zeros after each one's own rows."""
+    """Stack tensors (N_i, ...) to (C, N, ...) with the longest N, padded with zeros."""
     return pad_sequence(list(tensors), batch_first=True).to(device)
 
 
 def common_fields(members: Sequence[ClientData], *, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """The fields that every batch has, of some clients, padded to the one with most examples."""
+    """The fields that every batch has, for some clients, padded to the one with the most examples."""
     targets = [each.y_N.to(dtype) if each.y_N.is_floating_point() else each.y_N.clamp(min=0) for each in members]
     return {
         "y": pad(targets, device),
@@ -193,8 +193,8 @@ def single(batch: AnyBatch) -> AnyBatch:
     """One client's batch without the client dimension, for a model called outside ``vmap``.
 
     Raises:
-        ValueError: The batch holds more than one client.
+        ValueError: The batch has more than one client.
     """
     if len(batch.y) != 1:
-        raise ValueError(f"only a batch of one client has a single form, this one holds {len(batch.y)}")
+        raise ValueError(f"only a batch of one client has a single form, this one has {len(batch.y)}")
     return batch.replace({name: tensor[0] for name, tensor in batch.tensors().items()})

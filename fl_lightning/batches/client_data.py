@@ -1,10 +1,12 @@
-"""What every client holds, whatever its task: examples with their targets and roles."""
+"""Client data, whatever the task: examples with their targets and roles."""
 
+import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
+import torch
 from torch import Tensor
 
 
@@ -15,12 +17,13 @@ class ClientData(ABC):
     Shape legend: N examples of this client, H labels or numbers of a target.
 
     Attributes:
-        name: Natural where the data has names (a state, a sensor), else zero-padded, so that names sort as clients do.
-        y_N: Class of each example, int64 (N,), negative where it is unknown; or its labels (0 or 1) or numbers,
-            float32 (N, H), nan where one is missing.
-        train_mask_N: Boolean; the three masks never overlap.
-        val_mask_N: Boolean.
-        test_mask_N: Boolean.
+        name: A natural name if the data have one (a state, a sensor), else zero-padded, so that names sort as clients
+            do.
+        y_N: Class of each example, int64 (N,), negative if unknown; or its labels (0 or 1) or numbers, float32 (N, H),
+            nan if missing.
+        train_mask_N: Training examples, boolean; the three masks never overlap.
+        val_mask_N: Validation examples, boolean.
+        test_mask_N: Test examples, boolean.
     """
 
     name: str
@@ -32,30 +35,42 @@ class ClientData(ABC):
     @property
     @abstractmethod
     def inputs(self) -> Tensor:
-        """What a net reads: a row for each example, or for each node of the examples."""
+        """The inputs of a net: a row for each example, or for each node of the examples."""
 
     @property
     def size(self) -> int:
-        """Examples of the client, whatever their roles."""
+        """Number of examples of the client, whatever their roles."""
         return len(self.y_N)
 
     @property
     def cost(self) -> int:
-        """What the client costs, relative to others of its federation: its examples, which all have one shape."""
+        """Computational cost of the client relative to others: its number of examples, which all have one shape."""
         return self.size
 
     @property
     def num_examples(self) -> int:
-        """Labeled training examples: what strategies weight clients by."""
+        """Number of labeled training examples, by which strategies weight clients."""
         return int(self.train_mask_N.sum())
 
     @property
     def num_features(self) -> int | tuple[int, ...]:
-        """Width of a row of the inputs, or its shape where it is no vector."""
+        """Width of a row of the inputs, or its shape if it is not a vector."""
         shape = tuple(self.inputs.shape[1:])
         return shape[0] if len(shape) == 1 else shape
 
+    @classmethod
+    def pooled(cls, members: Sequence[Self]) -> Self:
+        """What some clients hold as if one held it: their examples one after another, with their roles."""
+        return cls(name="pool", **joined_fields(members))
+
     @property
     def edge_facts(self) -> Mapping[str, Any]:
-        """What a registry says of the client's edges, by the names that it has there; nothing where there are none."""
+        """Facts about the client's edges for the registry, by name; empty without edges."""
         return {}
+
+
+def joined_fields(members: Sequence[ClientData], *, but: Collection[str] = ()) -> dict[str, Any]:
+    """The tensors that some clients have under each name, their rows one after another; without some names."""
+    names = [each.name for each in dataclasses.fields(members[0]) if each.name not in but]
+    parts = {name: [getattr(member, name) for member in members] for name in names}
+    return {name: torch.cat(each) for name, each in parts.items() if isinstance(each[0], Tensor)}

@@ -1,4 +1,4 @@
-"""The independent examples that one client holds."""
+"""The independent examples of one client."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ class ClientExamples(ClientData):
     Shape legend: N examples of this client, X the shape of one example.
 
     Attributes:
-        x_NX: Inputs, float32, (N, *X); images lie in [0, 1].
+        x_NX: Inputs, float32, (N, *X); images are in [0, 1].
     """
 
     x_NX: Tensor

@@ -1,37 +1,37 @@
-"""The subgraph that one client holds."""
+"""The subgraph of one client."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from fl_lightning.batches.client_data import ClientData
+from fl_lightning.batches.client_data import ClientData, joined_fields
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientGraph(ClientData):
     """A client's private subgraph: features, edges, targets and the roles of its nodes, which are the examples.
 
-    Shape legend: N nodes of this client, F features, E directed edges, K attributes of an edge, M most neighbors that
-    a node may have.
+    Shape legend: N nodes of this client, F features, E directed edges, K attributes of an edge, M largest number of
+    neighbors of a node.
 
     Attributes:
         x_NF: Node features, float32, dense.
         edge_index_2E: int64, source and target of every edge, sorted by source and then by target, no self-loops, no
             duplicates; both directions of every edge unless the graph is directed.
-        node_idx_N: int64, ascending, index of each node in the prepared global graph (in the graph as its source has
-            it: ``FederatedDataModule.source_idx_N``).
-        neighbor_ids_NM: int64, by which the neighbors of each node, those lost to other clients too, are known to all
-            clients (``callbacks/neighbor_ids.py``); 0 for none. None where nobody needs them.
-        edge_weight_E: Non-negative weight of each edge, float32, in the order of the edges; None where edges have none.
-        edge_attr_EK: Attributes of each edge, float32, in the order of the edges; None where edges have none.
-        is_directed: Whether edges, or their weights, may differ between the directions; a message goes from source to
-            target. Set by itself where they do, whatever was given.
+        node_idx_N: int64, ascending, index of each node in the prepared global graph (for its index in the graph of
+            the source, see ``FederatedDataModule.source_idx_N``).
+        neighbor_ids_NM: int64, ids of the neighbors of each node, including those lost to other clients, which all
+            clients share (``callbacks/neighbor_ids.py``); 0 for none. None if they are not needed.
+        edge_weight_E: Non-negative weight of each edge, float32, in the order of the edges; None if edges have none.
+        edge_attr_EK: Attributes of each edge, float32, in the order of the edges; None if edges have none.
+        is_directed: Whether edges or their weights may differ between the directions; a message goes from source to
+            target. It is set automatically if they do differ.
 
     Raises:
-        ValueError: There is not a weight, or not a row of attributes, for each edge.
+        ValueError: The number of weights or of rows of attributes is not that of edges.
     """
 
     x_NF: Tensor
@@ -43,7 +43,7 @@ class ClientGraph(ClientData):
     is_directed: bool = False
 
     def __post_init__(self) -> None:
-        """Check the sizes of what edges have, and see whether they go both ways."""
+        """Check the sizes of edge weights and attributes, and whether edges go both ways."""
         for name, value in (("edge_weight_E", self.edge_weight_E), ("edge_attr_EK", self.edge_attr_EK)):
             if value is not None and len(value) != self.num_edges:
                 raise ValueError(
@@ -69,7 +69,7 @@ class ClientGraph(ClientData):
 
     @property
     def cost(self) -> int:
-        """What a step on the client costs, for sharing the clients out over processes: nodes and edges."""
+        """Cost of a step on the client, for distributing clients over processes: nodes plus edges."""
         return self.num_nodes + self.num_edges
 
     @property
@@ -77,9 +77,19 @@ class ClientGraph(ClientData):
         """Features of a node."""
         return self.x_NF.shape[1]
 
+    @classmethod
+    def pooled(cls, members: Sequence[Self]) -> Self:
+        """Their graphs as one without edges between them; ``node_idx_N`` does not ascend, and may have a node twice."""
+        sizes = torch.tensor([member.num_nodes for member in members])
+        first = (sizes.cumsum(0) - sizes).tolist()
+        edges = [member.edge_index_2E + start for member, start in zip(members, first, strict=True)]
+        tensors = joined_fields(members, but=("edge_index_2E", "neighbor_ids_NM"))
+        is_directed = any(member.is_directed for member in members)
+        return cls(name="pool", edge_index_2E=torch.cat(edges, dim=1), is_directed=is_directed, **tensors)
+
     @property
     def edge_facts(self) -> Mapping[str, Any]:
-        """Whether edges go both ways, and what they carry."""
+        """Whether edges are directed, and their weights and attributes."""
         return {
             "is_directed": self.is_directed,
             "has_edge_weights": self.edge_weight_E is not None,
@@ -92,8 +102,8 @@ def goes_both_ways(edge_index_2E: Tensor, num_nodes: int, weight_E: Tensor | Non
 
     Args:
         edge_index_2E: int64 edges (2, E), without duplicates.
-        num_nodes: Nodes.
-        weight_E: Weights; None where edges have none.
+        num_nodes: Number of nodes.
+        weight_E: Weights; None if edges have none.
 
     Example:
         >>> goes_both_ways(torch.tensor([[0, 1], [1, 0]]), 2), goes_both_ways(torch.tensor([[0], [1]]), 2)

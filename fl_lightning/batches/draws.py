@@ -1,4 +1,4 @@
-"""Mini-batches of the training examples that a client holds: what each local step draws.
+"""Mini-batches of a client's training examples, as drawn by each local step.
 
 Shape legend: C clients, N examples (padded), B examples of a mini-batch.
 """
@@ -17,17 +17,17 @@ from fl_lightning.kernels.randomness import random_order
 
 AnyDrawn = TypeVar("AnyDrawn", bound="DrawnBatch")
 
-#: Random numbers that are drawn at once to sample the examples of some steps.
+#: Number of random numbers that are drawn at once to sample the examples of some steps.
 ORDER_NUMBERS = 2**18
 
 
 def batches_of(num_examples: int, batch_size: int | None, drop_last: bool = False) -> int:
-    """Mini-batches that one pass over a client's training examples takes.
+    """Number of mini-batches in one pass over a client's training examples.
 
     Args:
-        num_examples: Training examples of the client.
-        batch_size: Examples of a mini-batch; None for all at once.
-        drop_last: Leave out a last batch that is short. A client with fewer examples than one batch keeps its only one.
+        num_examples: Number of training examples of the client.
+        batch_size: Size of a mini-batch; None for all at once.
+        drop_last: Leave out a last batch that is short. A client with less than one batch keeps its only one.
 
     Example:
         >>> batches_of(10, 4), batches_of(10, 4, drop_last=True), batches_of(3, 4, drop_last=True)
@@ -41,12 +41,12 @@ def batches_of(num_examples: int, batch_size: int | None, drop_last: bool = Fals
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnBatch(Batch):
-    """A batch of which each local step may draw some examples.
+    """A batch from which each local step may draw some examples.
 
     Attributes:
-        batch_size: Examples of a mini-batch; None to train on all at once.
+        batch_size: Size of a mini-batch; None to train on all examples at once.
         drop_last: Leave out the last mini-batch of a pass if it is short.
-        sampling: Draw every step's mini-batch by itself, instead of passing over the examples.
+        sampling: Draw every step's mini-batch independently, instead of passing over the examples.
     """
 
     batch_size: int | None = None
@@ -56,11 +56,11 @@ class DrawnBatch(Batch):
     def draws(self: AnyDrawn, keys: Tensor) -> Iterator[AnyDrawn]:
         """Mini-batches of each client's training examples.
 
-        Without ``sampling`` a client passes over its examples again and again, each time in an order that the key of
-        the pass's first step gives, cut into batches: it sees each example once in a pass, however many the other
+        Without ``sampling`` a client passes over its examples repeatedly, each time in an order drawn by the key of the
+        pass's first step, divided into batches: it sees each example once in a pass, however many examples other
         clients have. The last batch may be short, or is left out with ``drop_last``. With ``sampling`` every step
-        draws ``batch_size`` examples without replacement by itself, all where a client has fewer. Padding fills up
-        what is short in a stack; one client's batches have none in a pass.
+        independently draws ``batch_size`` examples without replacement, or all of them if the client has fewer. In a
+        stack, short batches are padded; in a pass over one client there is no padding.
 
         Args:
             keys: int64 key of every step and client, (steps, C), or (steps,) for one client's batch.
@@ -75,7 +75,7 @@ class DrawnBatch(Batch):
             yield from self._passes(keys, self.batch_size)
 
     def _samples(self: AnyDrawn, keys: Tensor, count: int) -> Iterator[AnyDrawn]:
-        """A draw for every step by itself."""
+        """An independent draw for every step."""
         for some in torch.split(keys, max(1, ORDER_NUMBERS // self.train_mask.numel())):
             mask = self.train_mask.expand(len(some), *self.train_mask.shape)
             for key, order, drawn_mask in zip(some, *random_order(some, mask, count), strict=True):
@@ -92,7 +92,7 @@ class DrawnBatch(Batch):
             yield self._pick(key, order[index], drawn_mask[index])
 
     def _passes(self: AnyDrawn, keys: Tensor, batch_size: int) -> Iterator[AnyDrawn]:
-        """Passes over the examples of a stack, each client's as long as it takes; keys (steps, C)."""
+        """Passes over the examples of a stack, each client's with its own length; keys (steps, C)."""
         count_C = self.train_mask.sum(dim=1)
         lengths = [max(1, batches_of(count, batch_size, self.drop_last)) for count in count_C.tolist()]
         length_C = torch.tensor(lengths, device=keys.device)
@@ -110,7 +110,7 @@ class DrawnBatch(Batch):
             yield self._pick(key, order_CB, place_CB < count_C[:, None])
 
     def _pick(self: AnyDrawn, key: Tensor, order: Tensor, drawn_mask: Tensor) -> AnyDrawn:
-        """The examples at the given places, (C, B), of which some may be padding."""
+        """The examples with the given indices, (C, B), some of which may be padding."""
         if key.dim():
             order = order + torch.arange(len(key), device=key.device)[:, None] * self.train_mask.shape[-1]
 
@@ -125,15 +125,15 @@ class DrawnBatch(Batch):
 
 
 class DrawnCollator(Collator):
-    """Turns what clients hold into batches that mini-batches are drawn of.
+    """Turns client data into batches from which mini-batches are drawn.
 
     Args:
         clients: Every client of the federation, in order.
-        batch_size: Examples of a mini-batch; None for all of a client's at once.
-        steps_per_epoch: Mini-batches that make an epoch, each drawn by itself; None for a pass over the client's
-            training examples, cut into batches.
+        batch_size: Size of a mini-batch; None for all of a client's examples at once.
+        steps_per_epoch: Number of mini-batches in an epoch, each drawn independently; None for a pass over the client's
+            training examples, divided into batches.
         drop_last: Leave out the last mini-batch of a pass if it is short.
-        device: Where batches live.
+        device: Device of the batches.
         dtype: Floating point type of inputs and targets.
     """
 
@@ -160,11 +160,11 @@ class DrawnCollator(Collator):
         return {"batch_size": self.batch_size, "drop_last": self.drop_last, "sampling": self.steps is not None}
 
     def client_data(self, client: int) -> Any:
-        """What a client holds."""
+        """The data of a client."""
         return self.clients[client]
 
     def set_client_data(self, client: int, client_data: ClientData) -> None:
-        """Let a client hold something else."""
+        """Replace the data of a client."""
         self.clients = [*self.clients[:client], client_data, *self.clients[client + 1 :]]
 
     def size(self, client: int) -> int:
@@ -172,13 +172,13 @@ class DrawnCollator(Collator):
         return int(self.clients[client].size)
 
     def steps_per_epoch(self, client: int) -> int:
-        """As set, or what a pass over the client's training examples takes."""
+        """The number that is set, or that of a pass over the client's training examples."""
         if self.steps is not None:
             return self.steps
         return batches_of(self.clients[client].num_examples, self.batch_size, self.drop_last)
 
     def least_examples(self, client: int) -> int:
-        """Those of the last batch of a pass; of every draw where ``steps_per_epoch`` is set."""
+        """Those of the last batch of a pass, or of every draw if ``steps_per_epoch`` is set."""
         count: int = self.clients[client].num_examples
         if self.batch_size is None or count <= self.batch_size:
             return count

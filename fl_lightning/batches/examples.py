@@ -11,9 +11,9 @@ from torch import Tensor
 from fl_lightning.batches.base import EXAMPLES, common_fields, pad
 from fl_lightning.batches.draws import DrawnBatch, DrawnCollator
 
-#: Numbers of the inputs of one piece of an evaluation (16 MiB in float32).
+#: Largest number of input values in one part of an evaluation (16 MiB in float32).
 PART_NUMBERS = 4 * 2**20
-#: Examples of one piece, for nets that make much of small inputs.
+#: Largest number of examples in one part, for nets with activations much larger than their inputs.
 PART_EXAMPLES = 2**14
 
 
@@ -28,7 +28,7 @@ class ExampleBatch(DrawnBatch):
     x: Tensor = field(metadata=EXAMPLES)
 
     def parts(self) -> Iterator["ExampleBatch"]:
-        """Pieces of at most ``PART_EXAMPLES`` examples and ``PART_NUMBERS`` input numbers, all clients together."""
+        """Parts of at most ``PART_EXAMPLES`` examples and ``PART_NUMBERS`` input values, for all clients together."""
         num_examples = self.train_mask.shape[-1]
         num_rows = self.train_mask.numel() // num_examples
         numbers = self.x.numel() // (num_rows * num_examples)

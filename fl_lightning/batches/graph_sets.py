@@ -6,13 +6,13 @@ Shape legend: C clients, G graphs and N nodes of a client (padded), B graphs of 
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
 
 from fl_lightning.batches.base import EXAMPLES, NODES, common_fields, pad
-from fl_lightning.batches.client_data import ClientData
+from fl_lightning.batches.client_data import ClientData, joined_fields
 from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.batches.draws import DrawnBatch, DrawnCollator
 from fl_lightning.batches.graphs import GraphBatch, GraphCollator
@@ -26,7 +26,7 @@ class ClientGraphs(ClientData):
 
     Attributes:
         union: All of them as one graph without edges between them, one after another; its nodes have no roles.
-        num_nodes_G: Nodes of each graph, int64, positive.
+        num_nodes_G: Number of nodes of each graph, int64, positive.
     """
 
     union: ClientGraph
@@ -37,14 +37,20 @@ class ClientGraphs(ClientData):
         """The features of all nodes."""
         return self.union.x_NF
 
+    @classmethod
+    def pooled(cls, members: Sequence[Self]) -> Self:
+        """Their graphs one after another."""
+        union = ClientGraph.pooled([member.union for member in members])
+        return cls(name="pool", union=union, **joined_fields(members))
+
     @property
     def cost(self) -> int:
-        """Nodes and edges."""
+        """Nodes plus edges."""
         return self.union.cost
 
     @property
     def edge_facts(self) -> Any:
-        """Of the union."""
+        """The facts about the edges of the union."""
         return self.union.edge_facts
 
 
@@ -53,7 +59,7 @@ class GraphSetBatch(GraphBatch, DrawnBatch):
     """Graphs as a client's model sees them: ``y`` and the masks are of graphs, everything else of nodes.
 
     Attributes:
-        num_nodes: Nodes of each graph, int64 (C, G), which follow each other; 0 for padding.
+        num_nodes: Number of nodes of each graph, which are consecutive, int64 (C, G); 0 for padding.
         graph_of: The graph of each node, int64 (C, N); any for padding.
     """
 
@@ -73,7 +79,7 @@ class GraphSetBatch(GraphBatch, DrawnBatch):
         return total_GD if how == "sum" else total_GD / count_G1.clamp(min=1)
 
     def _pick(self, key: Tensor, order: Tensor, drawn_mask: Tensor) -> "GraphSetBatch":
-        """The graphs at the given places, (C, B), of which some may be padding, and their nodes alone."""
+        """The graphs with the given indices, (C, B), some of which may be padding, and only their nodes."""
         chosen = super()._pick(key, order, drawn_mask)
         count_B = chosen.num_nodes * drawn_mask
         end_B = count_B.cumsum(dim=-1)
@@ -101,7 +107,7 @@ class GraphSetCollator(DrawnCollator):
     """Turns clients' graphs into batches; the arguments are those of :class:`DrawnCollator`."""
 
     def __call__(self, clients: Sequence[int]) -> GraphSetBatch:
-        """Batch the given clients' graphs, padded to the most graphs and to the most nodes."""
+        """Batch the given clients' graphs, padded to the largest numbers of graphs and of nodes."""
         members = [self.clients[client] for client in clients]
         unions = [each.union for each in members]
         nodes = GraphCollator(unions, layout={"sparse_features": False}, device=self.device, dtype=self.dtype)

@@ -1,4 +1,4 @@
-"""Many clients' graphs padded to one shape, and what a model of one client computes on.
+"""Many clients' graphs padded to one shape, on which the clients' models compute.
 
 Shape legend: C clients, N nodes (padded to the largest client of the batch), F features.
 """
@@ -24,12 +24,12 @@ from fl_lightning.kernels.randomness import subkey
 
 #: Features with a smaller share of non-zeros are multiplied as sparse matrices (bag-of-words graphs).
 SPARSE_FEATURE_DENSITY = 0.05
-#: Of an operator from nodes to nodes.
+#: Metadata of an operator from nodes to nodes.
 SQUARE = {"axes": ("nodes", "nodes")}
 
 
 class PlainGraph:
-    """One client's graph as PyG layers take it, on the device.
+    """One client's graph in the form of PyG layers, on the device.
 
     Attributes:
         x: Features (N, F).
@@ -42,7 +42,7 @@ class PlainGraph:
         self._graph, self._device, self._dtype = graph, device, dtype
 
     def view(self, x: Tensor, kept_E: Tensor | None = None) -> "PlainGraph":
-        """The graph with other features (N, F), and with the chosen ones of its edges, boolean (E,); None for all."""
+        """The graph with other features (N, F), and with some of its edges, boolean (E,); None for all edges."""
         other = copy.copy(self)
         other.x = x
         for name in () if kept_E is None else ("edge_index", "edge_weight", "edge_attr"):
@@ -62,13 +62,13 @@ class PlainGraph:
 
     @cached_property
     def edge_weight(self) -> Tensor | None:
-        """Weights of the edges (E,), None where they have none."""
+        """Weights of the edges (E,); None if they have none."""
         weight_E = self._graph.edge_weight_E
         return None if weight_E is None else weight_E.to(self._device, self._dtype)
 
     @cached_property
     def edge_attr(self) -> Tensor | None:
-        """Attributes of the edges (E, K), None where they have none."""
+        """Attributes of the edges (E, K); None if they have none."""
         attr_EK = self._graph.edge_attr_EK
         return None if attr_EK is None else attr_EK.to(self._device, self._dtype)
 
@@ -78,17 +78,17 @@ class GraphBatch(Batch):
     """Graphs as a client's model sees them. Padding nodes have every mask false and no edges.
 
     Attributes:
-        node_mask: Nodes that are no padding (C, N); the ``example_mask`` where nodes are the examples.
-        degree: Neighbors of each node, itself not among them, int64 (C, N); of a directed graph those that send
-            it messages.
-        x: The features X (C, N, F) where they are dense, else None.
-        propagated_x: Â X (C, N, F) where the features are dense and neither they nor Â are random, else None.
+        node_mask: Nodes that are not padding (C, N); the ``example_mask`` if nodes are the examples.
+        degree: Number of neighbors of each node, without itself, int64 (C, N); in a directed graph those that send it
+            messages.
+        x: The features X (C, N, F) if they are dense, else None.
+        propagated_x: Â X (C, N, F) if the features are dense and neither they nor Â are random, else None.
         adjacency: The normalized adjacency Â as an (N, N) operator: row t sums what target t receives from its sources.
-        sparse_x: The features as an (N, F) operator where they are sparse, else None.
-        plain: The graph for nets of PyG layers, in a batch of one client (under the sequential executor).
-        neighbor_ids: By what each node's neighbors are known, int64 (C, N, M), 0 for none; None if clients have none.
-        links: Where there are edges, as an (N, N) operator of ones without loops; None where Â says it, as it does of
-            graphs without weights.
+        sparse_x: The features as an (N, F) operator if they are sparse, else None.
+        plain: The graph for nets of PyG layers, in a batch of one client (in the sequential executor).
+        neighbor_ids: Ids of each node's neighbors, int64 (C, N, M), 0 for none; None if clients have none.
+        links: The edges as an (N, N) operator of ones without loops; None if they follow from Â, as for graphs without
+            weights.
     """
 
     node_mask: Tensor = field(metadata=NODES)
@@ -102,7 +102,7 @@ class GraphBatch(Batch):
     links: BlockSparse | None = field(default=None, metadata=SQUARE)
 
     def masks(self) -> dict[str, Tensor]:
-        """Of examples and of nodes."""
+        """The masks of examples and of nodes."""
         return {**super().masks(), "nodes": self.node_mask}
 
     def transform(self, weight_FD: Tensor) -> Tensor:
@@ -124,10 +124,10 @@ class GraphBatch(Batch):
         return block_matmul(self.sparse_x, chosen_NI, transpose=True, owner=self.node_mask).mT
 
     def sum_neighbors(self, value_ND: Tensor) -> Tensor:
-        """Σ over the neighbors of each node, itself not among them, (N, D); also on a stack and under ``vmap``.
+        """Σ over the neighbors of each node, without itself, (N, D); also on a stack and under ``vmap``.
 
-        Neighbors count alike, whatever the weights of edges. Without weights it is D^(1/2) Â D^(1/2) - I with the
-        loops in D, so that no other operator is kept.
+        All neighbors count equally, whatever the weights of edges. Without weights it is D^(1/2) Â D^(1/2) - I with the
+        loops in D, so that no other operator needs to be stored.
         """
         if self.links is not None:
             return block_matmul(self.links, value_ND, owner=self.node_mask)
@@ -141,10 +141,10 @@ class GraphBatch(Batch):
         return (self.adjacency if self.links is None else self.links).edges
 
     def augmented(self, number: int, *, edge_dropout: float, feature_dropout: float) -> "GraphBatch":
-        """A random view of the graph: without some edges (Â normalized anew) and without some features of all nodes.
+        """A random view of the graph, without some edges (Â is normalized again) and some features of all nodes.
 
         Args:
-            number: Of the view, from 1 on; each has draws of its own, those of its dropout among them.
+            number: Index of the view, from 1; each view has separate draws, including those of its dropout.
             edge_dropout: Probability that an edge is dropped.
             feature_dropout: Probability that a feature is zero.
         """
@@ -161,7 +161,7 @@ class GraphBatch(Batch):
         return view if self.plain is None else dataclasses.replace(view, plain=view._plain_view(self.plain))
 
     def _plain_view(self, whole: PlainGraph) -> PlainGraph:
-        """Of the whole graph of one client what this view of it has: its features, and edges that Â still has."""
+        """The part of one client's whole graph in this view: its features, and the edges that Â still has."""
         row, column = coordinates(self.adjacency.matrix)
         count = len(self.node_mask)
         left = (row * count + column)[self.adjacency.matrix.values() != 0]
@@ -198,8 +198,8 @@ class GraphCollator(Collator):
 
     Args:
         graphs: The clients, in client order.
-        layout: What was decided over all clients of the federation (:meth:`layout_of`); None to decide over these.
-        device: Where batches live.
+        layout: The decision for all clients of the federation (:meth:`layout_of`); None to decide for these.
+        device: Device of the batches.
         dtype: Floating point type of features and adjacency.
     """
 
@@ -214,20 +214,20 @@ class GraphCollator(Collator):
         self.graphs = graphs
         self.device = device
         self.dtype = dtype
-        self.exact_dtype = torch.promote_types(dtype, torch.float32)  # of what is computed once, on the CPU
-        # no product of sparse bfloat16 matrices on a CPU
+        self.exact_dtype = torch.promote_types(dtype, torch.float32)  # for what is computed once, on the CPU
+        # a CPU has no product of sparse bfloat16 matrices
         self.operator_dtype = self.exact_dtype if device.type == "cpu" else dtype
         self.sparse_features: bool = (self.layout_of(graphs) if layout is None else layout)["sparse_features"]
 
     @staticmethod
     def layout_of(graphs: Sequence[ClientGraph]) -> dict[str, Any]:
-        """What is decided over all clients: whether their features are multiplied as sparse matrices."""
+        """The decision for all clients: whether their features are multiplied as sparse matrices."""
         nonzeros = sum(int(torch.count_nonzero(graph.x_NF)) for graph in graphs)
         return GraphCollator.layout_for(nonzeros / max(1, sum(graph.x_NF.numel() for graph in graphs)))
 
     @staticmethod
     def layout_for(density: float) -> dict[str, Any]:
-        """The same, where only the share of the features that are not zero is known."""
+        """The same, if only the share of nonzero features is known."""
         return {"sparse_features": density < SPARSE_FEATURE_DENSITY}
 
     def client_data(self, client: int) -> "ClientGraph":
@@ -235,7 +235,7 @@ class GraphCollator(Collator):
         return self.graphs[client]
 
     def set_client_data(self, client: int, client_data: "ClientGraph") -> None:
-        """Give a client another graph."""
+        """Replace a client's graph."""
         self.graphs = [*self.graphs[:client], client_data, *self.graphs[client + 1 :]]
 
     def size(self, client: int) -> int:
@@ -248,7 +248,7 @@ class GraphCollator(Collator):
         return GraphBatch(**common_fields(graphs, device=self.device, dtype=self.dtype), **self.graph_fields(graphs))
 
     def graph_fields(self, graphs: Sequence[ClientGraph]) -> dict[str, Any]:
-        """The fields of a batch that are of nodes and edges."""
+        """The fields of a batch for nodes and edges."""
         node_mask_CN = pad([torch.ones(graph.num_nodes, dtype=torch.bool) for graph in graphs], torch.device("cpu"))
         adjacency = self._adjacency(graphs, node_mask_CN)
         return {
@@ -264,7 +264,7 @@ class GraphCollator(Collator):
         }
 
     def _neighbor_ids(self, graphs: Sequence[ClientGraph], num_nodes: int) -> Tensor | None:
-        """What every client's nodes know their neighbors by; nodes that were added know nobody."""
+        """The neighbor ids of every client's nodes; nodes that were added have none."""
         known = [graph.neighbor_ids_NM for graph in graphs if graph.neighbor_ids_NM is not None]
         if len(known) < len(graphs):
             return None
@@ -292,17 +292,17 @@ class GraphCollator(Collator):
         )
 
     def _weights(self, graphs: Sequence[ClientGraph], num_entries: int) -> Tensor | None:
-        """Weights of all edges, then those of the loops, which are 1; None where edges have none."""
+        """Weights of all edges, then those of the loops, which are 1; None if edges have none."""
         weights = [graph.edge_weight_E for graph in graphs if graph.edge_weight_E is not None]
         if not weights:
             return None
         if len(weights) < len(graphs):
-            raise ValueError(f"{len(weights)} of {len(graphs)} clients have weights of edges: all must, or none")
+            raise ValueError(f"{len(weights)} of {len(graphs)} clients have edge weights: all or none must have them")
         weight_E = torch.cat(weights).to(self.exact_dtype)
         return F.pad(weight_E, (0, num_entries - len(weight_E)), value=1.0)
 
     def _links(self, graphs: Sequence[ClientGraph], num_nodes: int) -> BlockSparse | None:
-        """Where weighted graphs have edges."""
+        """The edges of weighted graphs as an operator."""
         if graphs[0].edge_weight_E is None:
             return None
         edges_2E = _messages(graphs, num_nodes)
@@ -327,7 +327,7 @@ class GraphCollator(Collator):
 
 
 def _degree(graph: "ClientGraph") -> Tensor:
-    """Neighbors of each node, those that send it messages, (N,)."""
+    """Number of neighbors that send messages to each node, (N,)."""
     return torch.bincount(graph.edge_index_2E[1], minlength=graph.num_nodes)
 
 

@@ -1,4 +1,4 @@
-"""Draws in which each training example is by chance and by itself, as the accounts of differential privacy ask for."""
+"""Poisson sampling: each training example is drawn independently, as differential privacy accounting requires."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,25 +11,25 @@ from fl_lightning.batches.examples import ExampleBatch
 
 
 class Uniform(Protocol):
-    """Where the chances come from."""
+    """A source of uniform random numbers."""
 
     def uniform(self, key: Tensor, count: int) -> Tensor:
-        """Numbers in (0, 1), (*key.shape, count); the first do not depend on how many there are."""
+        """Numbers in (0, 1), (*key.shape, count); the first ones do not depend on ``count``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoissonBatch(ExampleBatch):
-    """Drawn examples, of which there may be none; ``train_mask`` tells them from padding.
+    """Drawn examples, possibly none; ``train_mask`` distinguishes them from padding.
 
     Attributes:
-        expected: How many examples a draw has on average (C,).
+        expected: Expected number of examples in a draw (C,).
     """
 
     expected: Tensor
 
 
 def sampling_rate(num_examples: int, batch_size: int | None) -> float:
-    """The probability with which each training example is in a draw: so that there are ``batch_size`` on average.
+    """The probability with which each training example is drawn, such that the expected number is ``batch_size``.
 
     Example:
         >>> sampling_rate(100, 20), sampling_rate(10, 20), sampling_rate(10, None)
@@ -39,14 +39,14 @@ def sampling_rate(num_examples: int, batch_size: int | None) -> float:
 
 
 def poisson_draws(batch: ExampleBatch, keys: Tensor, numbers: Uniform) -> Iterator[PoissonBatch]:
-    """What each step trains on: every training example with the client's probability, in their own order.
+    """The batch of each step: every training example with the client's probability, in order.
 
-    Draws are as large as the largest of a stack's clients.
+    Draws are as large as that of the stack's client with the most drawn examples.
 
     Args:
-        batch: All of the examples of one client or of a stack.
+        batch: All examples of one client or of a stack.
         keys: int64 key of every step and client, (steps, C), or (steps,) for one client's batch.
-        numbers: Where the chances come from.
+        numbers: Source of random numbers.
     """
     count = batch.train_mask.sum(dim=-1)
     rates = [sampling_rate(number, batch.batch_size) for number in count.flatten().tolist()]
@@ -59,6 +59,6 @@ def poisson_draws(batch: ExampleBatch, keys: Tensor, numbers: Uniform) -> Iterat
         order = drawn.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)[..., :width]
         picked = batch._pick(key, order, drawn.gather(-1, order))
         real = picked.example_mask.clone()
-        real[..., 0] = True  # a stack's clients are selected by their real examples, which may not be none
+        real[..., 0] = True  # a stack's clients are selected by their real examples, so there must be one
         whole = fields | picked.tensors() | {"example_mask": real, "expected": expected}
         yield PoissonBatch(**whole)

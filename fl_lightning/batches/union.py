@@ -1,4 +1,4 @@
-"""Batches by which every client's model is scored on the examples of all clients, without a copy of these for each."""
+"""Batches for scoring every client's model on the examples of all clients, without copying them for each client."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from fl_lightning.batches.base import Batch, Collator, single
 
 @dataclass(frozen=True, kw_only=True)
 class UnionBatch(Batch):
-    """A batch whose pieces are, one after another, the data of all clients; its own tensors are those of the first.
+    """A batch whose parts are, one after another, the data of all clients; its own tensors are those of the first part.
 
     Attributes:
-        sources: Makes the pieces, with a client dimension.
+        sources: Makes the parts, with a client dimension.
     """
 
     sources: Callable[[], Iterator[Batch]]
@@ -24,11 +24,11 @@ class UnionBatch(Batch):
 
 
 class UnionCollator(Collator):
-    """Gives each client the data of every member in turn: the client at place c those of place c, c + 1, and so on.
+    """Gives each client the data of every member in turn: the client with index c those of c, c + 1, and so on.
 
     Args:
         collator: Makes the batches.
-        members: Whose data make the union.
+        members: The clients whose data form the union.
     """
 
     def __init__(self, collator: Collator, members: Sequence[int]) -> None:
@@ -41,11 +41,11 @@ class UnionCollator(Collator):
         return sum(self.collator.size(member) for member in self.members)
 
     def client_data(self, client: int) -> Any:
-        """What the client itself holds."""
+        """The client's own data."""
         return self.collator.client_data(client)
 
     def set_client_data(self, client: int, client_data: Any) -> None:
-        """Let the client hold something else."""
+        """Replace the client's data."""
         self.collator.set_client_data(client, client_data)
 
     def __call__(self, clients: Sequence[int]) -> UnionBatch:

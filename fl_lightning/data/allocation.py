@@ -22,7 +22,7 @@ class Asked:
     """The settings of a data module that a source's clients depend on.
 
     Attributes:
-        partitioner: Assigns a graph's nodes to clients; None where the source has clients of its own.
+        partitioner: Assigns a graph's nodes to clients; None if the source has its own clients.
         splitter: Gives examples their roles.
         root: Folder of the data sets.
         cache_dir: Folder of derived files.
@@ -54,7 +54,7 @@ class Allocation:
         relation_CC: Client relation graph; None if the data have none.
         class_names: What the classes are called; None where that is not known.
         node_names: The name of each of the source's nodes; None where they have none.
-        named_nodes: For each client the names of its nodes; None likewise.
+        named_nodes: For each client the names of its nodes; None if they have none.
         edges_lost: For each client the directed edges that a partition cut off; empty without graphs.
         dropped: What the preparation of a graph left out.
     """

@@ -1,4 +1,4 @@
-"""What edges carry beside their ends: weights and attributes, and refusing those that are not sound.
+"""Weights and attributes of edges, and checks that refuse invalid ones.
 
 Shape legend: E edges, K attributes of an edge.
 """

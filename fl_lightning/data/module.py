@@ -16,7 +16,7 @@ from fl_lightning.data.allocation import Allocation, Asked
 from fl_lightning.data.partition.partitioners import Partitioner
 from fl_lightning.data.partition.table import PartitionTable
 from fl_lightning.data.settings import check_count, check_folder, check_seed
-from fl_lightning.data.sources.base import Source
+from fl_lightning.data.sources.base import GraphSource, Source
 from fl_lightning.data.sources.folders import cache_folder, data_root
 from fl_lightning.data.sources.own import as_source
 from fl_lightning.data.split import ClientSplit, GlobalSplit, Splitter
@@ -34,19 +34,19 @@ class FederatedDataModule(LightningDataModule, Counted):
     """Gives every client its subgraph of a global graph, or the examples that a source has for it.
 
     A graph's partition is cached: node indices and roles under a key of everything they depend on, the graph's content
-    included; a record that is damaged is made anew. After :meth:`setup` only the clients' own data stay in memory. What
+    included; a damaged record is regenerated. After :meth:`setup` only the clients' own data stay in memory. What
     is learned, ``task``, follows from the source.
 
     Args:
-        source: A global graph, or clients that have examples of their own. From Python also a graph in memory, a list
-            of graphs, which are a client each, or a list of lists of graphs, which each have a label of their own.
+        source: A global graph, or clients with their own examples. From Python also a graph in memory, a list
+            of graphs, each a client, or a list of lists of graphs, in which each graph has its own label.
         partitioner: Assigns a graph's nodes to clients; None where the graphs are clients by themselves.
         splitter: Gives nodes or examples their roles; None for ``GlobalSplit(train=0.4, val=0.3)`` on a graph and
             ``ClientSplit(train=0.6, val=0.2)`` on examples.
         relation_graph: Draws or reads the client relation graph; None for the one that the data set has, if any.
         batch_size: Examples of a mini-batch; None for all of a client's at once. Nodes are trained full-batch.
         steps_per_epoch: None for epochs that are passes: each client's training examples in random order, cut into
-            mini-batches. A number for sampling: an epoch is so many mini-batches, each drawn by itself.
+            mini-batches. A number for sampling: an epoch consists of that many mini-batches, each drawn independently.
         drop_last: Leave out the last mini-batch of a pass if it is short (for nets with ``BatchNorm``, which cannot
             train on one example). A client with fewer examples than ``batch_size`` keeps its only batch.
         root: Folder of the data sets; None for ``$FL_DATA_ROOT``, else ``./data``.
@@ -107,7 +107,7 @@ class FederatedDataModule(LightningDataModule, Counted):
             ("relation_graph", relation_graph, Topology),
         ):
             if not isinstance(part, base | None):
-                raise ValueError(f"data.{name} is {part!r}, which is no {base.__name__}: give one, or none")
+                raise ValueError(f"data.{name} is {part!r}, which is not a {base.__name__}: give one, or none")
         self.partitioner = partitioner
         self.splitter = splitter or (GlobalSplit() if partitioner is not None else ClientSplit(train=0.6, val=0.2))
         self.relation_graph = relation_graph
@@ -151,7 +151,7 @@ class FederatedDataModule(LightningDataModule, Counted):
 
     @property
     def allocation(self) -> Allocation:
-        """What the source gave the clients.
+        """What the source returned for the clients.
 
         Raises:
             RuntimeError: Before :meth:`setup`.
@@ -162,7 +162,7 @@ class FederatedDataModule(LightningDataModule, Counted):
 
     @property
     def task(self) -> Task:
-        """What is learned."""
+        """The task."""
         return self.allocation.task
 
     @property
@@ -172,7 +172,7 @@ class FederatedDataModule(LightningDataModule, Counted):
 
     @cached_property
     def registry(self) -> ClientRegistry:
-        """Who the clients are; what a federation is set up from instead of their data.
+        """Who the clients are; a federation is set up from this instead of from their data.
 
         Raises:
             RuntimeError: Before :meth:`setup`.
@@ -188,12 +188,12 @@ class FederatedDataModule(LightningDataModule, Counted):
 
     @property
     def num_clients(self) -> int:
-        """Clients."""
+        """Number of clients."""
         return len(self.clients)
 
     @property
     def num_features(self) -> int | tuple[int, ...]:
-        """Features of a node or of an example that is a vector, else the shape of an example; alike in all clients."""
+        """Number of features of a node or a vector example, else the shape of an example; the same for all clients."""
         return self.registry.num_features
 
     @property
@@ -208,7 +208,7 @@ class FederatedDataModule(LightningDataModule, Counted):
 
     @property
     def groups(self) -> tuple[int, ...]:
-        """Each client's group, where clients of one group were drawn from one part of the graph; empty for none."""
+        """Each client's group, if clients of one group were drawn from one part of the graph; empty for none."""
         return self.allocation.groups
 
     @property
@@ -226,11 +226,11 @@ class FederatedDataModule(LightningDataModule, Counted):
 
     @property
     def node_names(self) -> tuple[str, ...] | None:
-        """For each of the source's nodes its name, where the source's graph has a list ``node_names``."""
+        """The name of each of the source's nodes, if the source's graph has a list ``node_names``."""
         return self.allocation.node_names
 
     def user_names(self, client: int) -> UserNames:
-        """What the user calls a client's examples, and the classes."""
+        """The user's names of a client's examples and of the classes."""
         named = self.allocation.named_nodes
         return UserNames(
             number_N=self.source_idx_N(client),
@@ -240,7 +240,7 @@ class FederatedDataModule(LightningDataModule, Counted):
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
-        """What the classes are called, where the source's graph has a list ``class_names`` or the source knows."""
+        """The names of the classes, if the source's graph has a list ``class_names`` or the source knows them."""
         return self.source.class_names if self._allocation is None else self._allocation.class_names
 
     @property
@@ -249,22 +249,36 @@ class FederatedDataModule(LightningDataModule, Counted):
         return Drawing(batch_size=self.batch_size, steps_per_epoch=self.steps_per_epoch, drop_last=self.drop_last)
 
     def collator(self, clients: Sequence[Any], *, device: torch.device, dtype: torch.dtype) -> Collator:
-        """Make the batches of clients of this module's task: its own, or changed copies of them."""
+        """Make batches for this module's task, of its clients or of changed copies of them."""
         layout = self.registry.layout
         return self.task.collator(clients, layout=layout, drawing=self.drawing, device=device, dtype=dtype)
 
     @property
     def partition_hash(self) -> str:
-        """SHA-256 (hex) of graph, partition and split: a run resumes only where it is equal."""
+        """SHA-256 (hex) of graph, partition and split: a run resumes only if it is equal."""
         return self.allocation.partition_hash
 
     def whole_graph(self) -> Data:
-        """The prepared graph that the clients have parts of.
+        """The prepared graph of which the clients hold parts.
 
         Raises:
             ValueError: There is none.
         """
         return self.source.whole_graph(self._asked)
+
+    def common_graph(self) -> Data:
+        """The prepared graph that was cut into the clients, for the edges between them.
+
+        Raises:
+            ValueError: The clients' graphs are no parts of one.
+        """
+        by = getattr(self.partitioner, "attribute", None)
+        if not isinstance(self.source, GraphSource) or (by is not None and by == self.source.clients_by):
+            raise ValueError(
+                f"strategy.graph is 'whole', but {type(self.source).__name__} is no graph that was cut into clients: "
+                "set it to 'cut'"
+            )
+        return self.whole_graph()
 
     def node_attribute(self, name: str) -> Tensor:
         """An attribute that the source gives each node of the prepared global graph, such as a planted community.

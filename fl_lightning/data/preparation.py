@@ -1,4 +1,4 @@
-"""Bringing a raw graph into the form that all federated methods here share, and refusing one that is not sound.
+"""Prepares a raw graph in the form that all federated methods here share, and refuses an invalid one.
 
 Shape legend: N nodes, F features, E directed edges.
 """
@@ -21,12 +21,12 @@ from fl_lightning.tasks.base import kind_of_target
 #: What may not be a sparse tensor.
 _WHOLE = ("edge_index", "edge_weight", "edge_attr", "y")
 _MANY_CLASSES = 1000
-"""Up to here classes that do not occur are believed; beyond, labels are taken for numbers of something else."""
+"""Up to this number, classes that do not occur are accepted; beyond, labels are taken for other numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """What is done to a raw graph before it is partitioned.
+    """How a raw graph is prepared before it is partitioned.
 
     Attributes:
         normalize_features: Scale each node's features to sum 1 (``torch_geometric.transforms.NormalizeFeatures``).
@@ -35,7 +35,7 @@ class Preparation:
         ignore_label: A label that means none, as negative ones do, such as 255; None for no other.
 
     Raises:
-        ValueError: A setting is neither True nor False, or ``ignore_label`` is no whole number.
+        ValueError: A setting is neither True nor False, or ``ignore_label`` is not an integer.
     """
 
     normalize_features: bool = True
@@ -51,7 +51,7 @@ class Preparation:
             check_count("ignore_label", self.ignore_label, least=-MAX_COUNT)
 
     def identity(self) -> dict[str, Any]:
-        """The settings as JSON-ready values; ``ignore_label`` only where it is set, as it was not always there."""
+        """The settings as JSON-ready values; ``ignore_label`` only if it is set, since older versions lack it."""
         return {name: value for name, value in asdict(self).items() if name != "ignore_label" or value is not None}
 
 
@@ -119,7 +119,7 @@ def prepare_graph(
 
 
 def dropped(data: Data, prepared: Data) -> Dropped:
-    """Count what a raw graph has and the prepared one has not."""
+    """Count what the raw graph has and the prepared one lacks."""
     kept_N = torch.zeros(data.x.shape[0], dtype=torch.bool)
     kept_N[prepared.source_idx] = True
     if bool(kept_N.all()):
@@ -142,7 +142,7 @@ def names_of_nodes(data: Data, name: str = "the graph") -> tuple[str, ...] | Non
     if names is None:
         return None
     if not isinstance(names, list | tuple) or len(names) != len(data.x) or not all(isinstance(n, str) for n in names):
-        raise ValueError(f"{name}: node_names must be a list of a text for each of the {len(data.x)} nodes.")
+        raise ValueError(f"{name}: node_names must be a list with a string for each of the {len(data.x)} nodes.")
     return tuple(names)
 
 
@@ -155,20 +155,20 @@ def names_of_classes(data: Data, num_classes: int, name: str = "the graph") -> t
         name: What error messages call the graph.
 
     Raises:
-        ValueError: They are not a text of its own for each class.
+        ValueError: They are not a distinct string for each class.
     """
     names = data.get("class_names")
     if names is None:
         return None
     if not isinstance(names, list | tuple) or len(names) < num_classes or not all(isinstance(n, str) for n in names):
-        raise ValueError(f"{name}: class_names must be a list of a text for each of the {num_classes} classes.")
+        raise ValueError(f"{name}: class_names must be a list with a string for each of the {num_classes} classes.")
     if twice := sorted({text for text in names if names.count(text) > 1}):
-        raise ValueError(f"{name}: class_names has {twice[0]!r} more than once; each class needs a name of its own.")
+        raise ValueError(f"{name}: class_names has {twice[0]!r} more than once; each class needs its own name.")
     return tuple(names)
 
 
 def check_num_classes(y_N: Tensor, class_names: tuple[str, ...] | None, name: str = "the graph") -> None:
-    """Refuse labels that are hardly numbers of classes: more classes than labeled nodes, and no names for them.
+    """Refuse labels that are probably not class numbers: more classes than labeled nodes, and no names for them.
 
     Raises:
         ValueError: There are.
@@ -178,13 +178,14 @@ def check_num_classes(y_N: Tensor, class_names: tuple[str, ...] | None, name: st
         raise ValueError(
             f"{name}: the label of node {int(y_N.argmax())} is {num_classes - 1}, which makes {num_classes} classes of "
             f"{num_labeled} labeled nodes. Set ignore_label on the source if that means no label; number the classes "
-            "0, 1, ..., e.g. by `data.y = data.y.unique(return_inverse=True)[1]`; or, if there are so many, name them "
+            "0, 1, ..., e.g. by `data.y = data.y.unique(return_inverse=True)[1]`; or, if there really are that many, "
+            "name them "
             "by a list `data.class_names`."
         )
 
 
 def _plain(data: Data, name: str) -> Data:
-    """The same with tensors that hold numbers in memory, and nothing of how they came about."""
+    """A copy whose tensors hold plain numbers in memory, without gradients or special layouts."""
     plain = copy.copy(data)
     for key, tensor in data.to_dict().items():
         if not isinstance(tensor, Tensor):
@@ -194,7 +195,7 @@ def _plain(data: Data, name: str) -> Data:
         if tensor.is_quantized:
             raise ValueError(f"{name}: {key} is quantized; save numbers, by `data.{key} = data.{key}.dequantize()`.")
         if tensor.layout != torch.strided and (key in _WHOLE or key.endswith("mask")):
-            raise ValueError(f"{name}: {key} is sparse; save it whole, by `data.{key} = data.{key}.to_dense()`.")
+            raise ValueError(f"{name}: {key} is sparse; save it dense, by `data.{key} = data.{key}.to_dense()`.")
         plain[key] = tensor.detach().cpu()
     return plain
 
@@ -222,7 +223,7 @@ def _check_tensor(value: Any, key: str, name: str) -> None:
     items = value.tolist() if hasattr(value, "tolist") else value
     if key == "y" and isinstance(items, list | tuple) and items and all(isinstance(item, str) for item in items):
         raise ValueError(
-            f"{name}: the labels y are texts such as {items[0]!r}; number them: `names = sorted(set(labels))`, "
+            f"{name}: the labels y are strings such as {items[0]!r}; number them: `names = sorted(set(labels))`, "
             "`data.y = torch.tensor([names.index(label) for label in labels])`, `data.class_names = names`."
         )
     raise ValueError(f"{name}: {key} is a {type(value).__name__}; give a tensor: `data.{key} = torch.as_tensor(...)`.")
@@ -250,7 +251,7 @@ def _checked_features(data: Data, name: str) -> Tensor:
 def checked_targets(
     y: Tensor, num_nodes: int, name: str, ignore_label: int | None = None, given: str | None = None
 ) -> Tensor:
-    """Classes, int64 (N,) with -1 for none; or labels or numbers, float32 (N, H) with nan for missing ones.
+    """Classes, int64 (N,) with -1 for unlabeled nodes; or labels or numbers, float32 (N, H) with nan for missing ones.
 
     Args:
         y: As it was given.
@@ -277,11 +278,11 @@ def checked_targets(
     one_hot = kind == "labels" and given is None and bool((y_NH.sum(dim=1) == 1).all())
     if not is_sound or one_hot:
         raise ValueError(
-            f"{name}: the targets y are {y.dtype} of shape {tuple(y.shape)}, not classes (whole numbers, one for each "
-            f"node), labels (0 or 1) or finite numbers (of a floating point type). {_remedy_for_labels(y, num_nodes)}."
+            f"{name}: the targets y are {y.dtype} of shape {tuple(y.shape)}, not classes (integers, one for each "
+            f"node), labels (0 or 1) or finite numbers (of a floating-point type). {_remedy_for_labels(y, num_nodes)}."
         )
     if not bool(known_NH.any()):
-        raise ValueError(f"{name}: no node has a target; nan is none.")
+        raise ValueError(f"{name}: no node has a target; nan means missing.")
     return y_NH
 
 
@@ -294,7 +295,7 @@ def _checked_classes(y: Tensor, num_nodes: int, name: str, ignore_label: int | N
         )
     if y_N.dtype == torch.uint8 and ignore_label is None and bool((y_N == 255).any()):
         raise ValueError(
-            f"{name}: the label of node {int(y_N.argmax())} is 255 in uint8, where 255 mostly stands for no label. Set "
+            f"{name}: the label of node {int(y_N.argmax())} is 255 in uint8, where 255 usually means no label. Set "
             "ignore_label on the source: to 255 if it does, to -1 if it is a class."
         )
     if y_N.is_floating_point():
@@ -303,7 +304,7 @@ def _checked_classes(y: Tensor, num_nodes: int, name: str, ignore_label: int | N
     if y_N.is_floating_point() and bool((y_N != class_N).any()):
         node = int((y_N != class_N).nonzero()[0])
         raise ValueError(
-            f"{name}: the label of node {node} is {float(y_N[node])}; labels are whole numbers, the classes 0, 1, ... "
+            f"{name}: the label of node {node} is {float(y_N[node])}; labels are integers, the classes 0, 1, ... "
             "(negative or nan: unlabeled)."
         )
     if ignore_label is not None:
@@ -321,24 +322,24 @@ def _checked_classes(y: Tensor, num_nodes: int, name: str, ignore_label: int | N
 
 def _remedy_for_labels(y: Tensor, num_nodes: int) -> str:
     if y.is_complex():
-        return "Give whole numbers: `data.y = data.y.real.long()`"
+        return "Give integers: `data.y = data.y.real.long()`"
     if y.dim() == 0 or (len(y) == 1 and num_nodes > 1):
         return (
             "A label of the whole graph is not supported here: give each node its own, a tensor of shape (num_nodes,), "
             "or each client a list of graphs (GraphSets)"
         )
     if len(y) != num_nodes:
-        return "Give a label for each node, in the order of x; negative ones where a node has none"
+        return "Give a label for each node, in the order of x; a negative one if a node has none"
     if y.dim() == 2 and bool(((y == 0) | (y == 1)).all()) and bool((y.sum(dim=1) == 1).all()):
         return (
-            "Of one-hot labels take the places: `data.y = data.y.argmax(dim=1)`; where a node may have several labels, "
-            "say so: `data.task = 'labels'`"
+            "Convert one-hot labels by `data.y = data.y.argmax(dim=1)`; if a node may have several labels, "
+            "set `data.task = 'labels'`"
         )
     return "Give numbers as floats, `data.y = data.y.float()`, or one column of classes, e.g. `data.y = data.y[:, 0]`"
 
 
 def _checked_edges(edge_index_2E: Tensor, num_nodes: int, name: str) -> Tensor:
-    kind = f"{name}: edge_index is {edge_index_2E.dtype} of shape {tuple(edge_index_2E.shape)}; it holds"
+    kind = f"{name}: edge_index is {edge_index_2E.dtype} of shape {tuple(edge_index_2E.shape)}; it must hold"
     if edge_index_2E.dim() != 2 or edge_index_2E.shape[0] != 2:
         raise ValueError(f"{kind} a column (source, target) for each edge, shape (2, num_edges): transpose it?")
     if edge_index_2E.is_floating_point() or edge_index_2E.is_complex() or edge_index_2E.dtype == torch.bool:
@@ -354,7 +355,7 @@ def _checked_edges(edge_index_2E: Tensor, num_nodes: int, name: str) -> Tensor:
 
 
 def _set_edges(prepared: Data, data: Data, undirected: bool, name: str, warns: bool, may_lack_edges: bool) -> None:
-    """Give the prepared graph the edges, without loops and duplicates, with what they carry."""
+    """Give the prepared graph its edges, without self-loops and duplicates, with weights and attributes."""
     num_nodes = prepared.num_nodes
     given_2E = _checked_edges(data.edge_index, num_nodes, name)
     values = {"edge_weight": checked_weights(data, name), "edge_attr": checked_attributes(data, name)}
@@ -388,11 +389,11 @@ def _set_edges(prepared: Data, data: Data, undirected: bool, name: str, warns: b
 
 
 def _check_not_negative(prepared: Data, name: str) -> None:
-    """Row-normalizing shifts all features by the least one before it divides: with negative ones the rest drowns."""
+    """Refuse negative features: row normalization shifts all features by the smallest one before it divides."""
     if float(prepared.x.min()) < 0:
         row, feature = (prepared.x < 0).nonzero()[0].tolist()
         raise ValueError(
-            f"{name}: normalize_features is for features that are nowhere negative, such as counts of words, but "
+            f"{name}: normalize_features is for nonnegative features, such as word counts, but "
             f"feature {feature} of node {int(prepared.source_idx[row])} is {float(prepared.x[row, feature]):g}. Set "
             "normalize_features to false on the source."
         )

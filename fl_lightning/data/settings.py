@@ -88,7 +88,7 @@ def user_path(name: str, value: Any) -> Path:
 
 
 def is_file(path: Path) -> bool:
-    """Whether a file is there; a name too long for the file system is none."""
+    """Whether a file exists; a name too long for the file system does not."""
     try:
         return path.is_file()
     except OSError:
@@ -96,7 +96,7 @@ def is_file(path: Path) -> bool:
 
 
 def check_folder(name: str, path: Path, remedy: str) -> None:
-    """Refuse a path that is a file, or lies in one, or whose name is too long; it need not exist.
+    """Refuse a path that is a file, is inside one, or whose name is too long; it need not exist.
 
     Raises:
         ValueError: It cannot be a folder.
@@ -109,7 +109,7 @@ def check_folder(name: str, path: Path, remedy: str) -> None:
     except (OSError, ValueError) as error:
         problem = getattr(error, "strerror", None) or str(error)
     if problem:
-        raise ValueError(f"{name}={_short(str(path))} is no folder and cannot be written ({problem}). {remedy}")
+        raise ValueError(f"{name}={_short(str(path))} is not a folder that can be written ({problem}). {remedy}")
 
 
 def _short(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Which nodes or examples train, validate and test.
+"""Splits nodes or examples into training, validation and test.
 
 A splitter gives each node or example one role, so that the three sets cannot overlap. Those without a label (negative)
 stay ``Role.UNUSED``.
@@ -65,7 +65,7 @@ class Splitter(Counted, ABC):
 
     @property
     def remedy_for_untrained_clients(self) -> str:
-        """What gives every client something to train on."""
+        """How to give every client something to train on."""
         return "Raise `train`, or use fewer and larger clients"
 
     @abstractmethod
@@ -73,12 +73,12 @@ class Splitter(Counted, ABC):
         """Return the roles of each client's nodes or examples."""
 
     def identity(self) -> dict[str, Any]:
-        """Return everything the split depends on beside graph, partition and seed, as JSON-ready values."""
+        """Return everything the split depends on besides graph, partition and seed, as JSON-ready values."""
         return {"splitter": type(self).__name__, **vars(self)}
 
 
 class GlobalSplit(Splitter):
-    """One draw over the nodes of the whole graph: a node that several clients hold has the same role in all of them.
+    """One draw over the nodes of the whole graph: a node that several clients hold has the same role in each.
 
     Args:
         train: Share of the labeled nodes that train, in (0, 1].
@@ -182,7 +182,7 @@ class ScarceSplit(Splitter):
 
     def __init__(self, splitter: Splitter, clients: float = 0.5, keep: float = 0.2) -> None:
         if not isinstance(splitter, Splitter):
-            raise ValueError(f"splitter={splitter!r} is no splitter: give one such as ClientSplit().")
+            raise ValueError(f"splitter={splitter!r} is not a splitter: give one such as ClientSplit().")
         check_number("clients", clients, most=1)
         check_number("keep", keep, most=1, above_0=True)
         self.splitter = splitter
@@ -197,12 +197,12 @@ class ScarceSplit(Splitter):
         return roles
 
     def identity(self) -> dict[str, Any]:
-        """Holds the other split's identity."""
+        """Includes the other split's identity."""
         return {**super().identity(), "splitter": type(self).__name__, "of": self.splitter.identity()}
 
     @property
     def remedy_for_untrained_clients(self) -> str:
-        """The other split's."""
+        """The other split's remedy."""
         return self.splitter.remedy_for_untrained_clients
 
     def _reduced(self, role_N: Tensor, draw: torch.Generator) -> Tensor:
@@ -248,9 +248,10 @@ class GivenSplit(Splitter):
 
     @property
     def remedy_for_untrained_clients(self) -> str:
-        """Its masks are given."""
+        """The remedy for given masks."""
         return (
-            "Mark labeled nodes of theirs in the graph's train_mask, use fewer and larger clients, or draw the split "
+            "Mark some of their labeled nodes in the graph's train_mask, use fewer and larger clients, or draw the "
+            "split "
             "by GlobalSplit or ClientSplit"
         )
 

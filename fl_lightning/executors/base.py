@@ -1,4 +1,4 @@
-"""An executor runs a stage for the clients of one process; it knows nothing of servers or other processes."""
+"""An executor runs a stage for the clients of one process; it is independent of servers and other processes."""
 
 import math
 from abc import ABC, abstractmethod
@@ -22,20 +22,20 @@ from fl_lightning.round.stage import Evaluation, Persistence, Phase, Stage, Stag
 
 
 class Executor(Counted, ABC):
-    """Holds the clients of one process and runs stages and evaluations for them.
+    """Has the clients of one process, and runs stages and evaluations for them.
 
-    A client that takes part in a round is active until the round is over. Then only what the strategy says lives on
-    (``Strategy.persistence`` and ``Strategy.client_state``); the rest is the initial model's again.
+    A client that takes part in a round is active until the round is over. Then only what the strategy declares lives on
+    (``Strategy.persistence`` and ``Strategy.client_state``); everything else is that of the initial model again.
 
     Attributes:
         num_flat: Length of the rows of parameters that are communicated flat.
-        allocate: Makes tensors as large as the state of many clients, where that lies.
-        round: Phase and index of the present round; None before the first stage.
-        active: Clients that have begun a stage of it.
-        numbers: Where the draws and the noise of private training come from.
+        allocate: Makes tensors for the state of many clients, in memory or on disk.
+        round: Phase and index of the current round; None before the first stage.
+        active: Clients that have begun a stage of the current round.
+        numbers: Source of the random draws and the noise of private training.
     """
 
-    #: Whether it runs clients of different architectures itself, without an executor for each.
+    #: Whether it runs clients of different architectures itself, without one executor per architecture.
     takes_architectures: ClassVar[bool] = False
 
     fabric: Fabric
@@ -52,22 +52,22 @@ class Executor(Counted, ABC):
         self.active: set[int] = set()
 
     def suited(self, client: ClientModule) -> "Executor":
-        """This executor, or the one that a client with hooks of its own needs instead."""
+        """This executor, or another one that a client with hooks of its own needs."""
         return self
 
     def tried(
         self, client: ClientModule, first: Callable[[], Batch], fabric: Fabric, time_limit: float | None
     ) -> "Executor":
-        """This executor, or the one that a client's own code needs instead.
+        """This executor, or another one that a client's own code needs.
 
         Args:
             client: The built client.
             first: Makes a batch of one client, to try the code on.
-            fabric: For precision.
-            time_limit: Seconds that a try may take; None for no bound.
+            fabric: The Fabric, for its precision.
+            time_limit: Seconds that a trial may take; None for no bound.
 
         Raises:
-            ValueError: Nothing could keep the time limit.
+            ValueError: The time limit cannot be enforced.
         """
         return self
 
@@ -85,29 +85,29 @@ class Executor(Counted, ABC):
         num_together: int | None = None,
         time_limit: float | None = None,
     ) -> None:
-        """Take over the clients of this process; all start from the given client's parameters.
+        """Set up the clients of this process; all start from the given client's parameters.
 
         Args:
-            fabric: For device and precision.
+            fabric: The Fabric, for device and precision.
             client: The built client module.
             collator: Makes batches of clients.
             clients: Indices of this process's clients, ascending.
             seed: Root of every random key.
-            client_state: What each client remembers, by name.
-            persistence: What else of it lives on between rounds; None for everything.
-            num_together: Clients of this process that a round asks at the least, for the memory they need; None for
-                all of them.
+            client_state: Specification of the client state, by name.
+            persistence: What else lives on between rounds; None for everything.
+            num_together: Smallest number of this process's clients in a round, for the required memory; None for all
+                of them.
             time_limit: Seconds that a client may take for a stage or an evaluation; None for no bound.
 
         Raises:
-            ValueError: The net or its optimizer is of a kind that clients cannot be run with, the client overrides a
-                hook that is never called, training changes a buffer of the net, BatchNorm would see a batch of one
-                example, the clients do not fit into memory, or nothing could keep the time limit.
+            ValueError: The net or its optimizer is not supported, the client overrides a hook that is never called,
+                training changes a buffer of the net, BatchNorm would see a batch of one example, the clients do not
+                fit into memory, or the time limit cannot be enforced.
         """
 
     @abstractmethod
     def stored_bytes(self) -> int:
-        """Bytes of what lives on of this process's clients (their memory left out), once all of them have taken part.
+        """Bytes that live on for this process's clients (without client state), once all of them have taken part.
 
         Raises:
             ValueError: The optimizer cannot step clients.
@@ -115,14 +115,14 @@ class Executor(Counted, ABC):
 
     @abstractmethod
     def private_steps(self, stage: Stage, client: int, work_fraction: float) -> int:
-        """Steps of a stage that a client's privacy pays for; 0 without."""
+        """Number of steps of a stage that count toward a client's privacy budget; 0 without private training."""
 
     @abstractmethod
     def epsilons(self) -> dict[int, float]:
-        """ε of each of this process's clients for what its training has told; empty without ``model.privacy``."""
+        """ε that each of this process's clients has spent; empty without ``model.privacy``."""
 
     def probe(self) -> StageResult:
-        """One client's scores with the common initial model, before anything is trained; for the metrics' names."""
+        """One client's scores with the common initial model, before training, for the names of the metrics."""
         return self.evaluate({"": Evaluation()}, self.clients[:1], 0)[""]
 
     def received_parameters(self, payload: Payload | None, clients: Sequence[int]) -> dict[str, Tensor]:
@@ -140,12 +140,12 @@ class Executor(Counted, ABC):
                 has = f"has it in shape {tuple(shapes[name])}" if name in shapes else f"has {', '.join(shapes)}"
                 raise ValueError(
                     f"the strategy sends a parameter {name!r} of shape {tuple(tensor.shape[1:])}, but the clients' net "
-                    f"{has}: send what is no parameter of it as a client output"
+                    f"{has}: send what is not a parameter of it as an extra"
                 )
         return tensors
 
     def received(self, payload: Payload | None, clients: Sequence[int], num_examples: int) -> dict[str, Tensor]:
-        """Tensors that the server sent to some clients, (C, ...); rows of examples are as many as the batch has."""
+        """Tensors that the server sent to some clients, (C, ...), with as many rows of examples as the batch."""
         if payload is None or not payload.extras:
             return {}
         mine = payload.rows(clients)
@@ -155,38 +155,38 @@ class Executor(Counted, ABC):
         }
 
     def sent(self, stage: Stage, trained: Parameters, start: Parameters, anchor: Parameters) -> dict[str, Tensor]:
-        """What some clients respond: copies of parameters, of how far they moved, or of the anchor, (C, *shape)."""
+        """What some clients send: copies of the parameters, of their change, or of the anchor, (C, *shape)."""
         names = tuple(self.client.communicated(self.client.net)) if stage.flat else stage.upload
         source = anchor if stage.program.send_anchor else trained
         wire = {name: source[name] - start[name] if stage.as_update else source[name].clone() for name in names}
         return to_wire(wire, self.num_flat) if stage.flat else wire
 
     def num_steps(self, stage: Stage, client: int, work_fraction: float) -> int:
-        """Local steps of a client in a stage."""
+        """Number of local steps of a client in a stage."""
         return math.prod(stage.schedule(work_fraction, self.collator.steps_per_epoch(client)))
 
     @abstractmethod
     def run(self, request: StageRequest, report: Callable[[int], None] | None = None) -> StageResult:
-        """Run a stage for those of its clients that are of this process.
+        """Run a stage for its clients that belong to this process.
 
-        What a callback asks for (``address.phase``) leaves the clients as they were.
+        The stage of a callback (``address.phase``) leaves the clients unchanged.
 
-        A client whose parameters or respond are not finite, that raises, or that takes too long is restored to how it
-        began the stage (what it received included), with a fresh optimizer, and is reported in ``failures``.
+        A client that raises, takes too long, or whose parameters or update are not finite is restored to its state at
+        the beginning of the stage (including what it received), with a new optimizer, and is reported in ``failures``.
 
         Args:
-            request: The stage, who takes part in it, and what the server sends.
+            request: The stage, its clients, and what the server sends.
             report: Called with the number of clients that have just finished.
         """
 
     def ask(self, stage: Stage, clients: Sequence[int], round_idx: int, models: Payload | None = None) -> Payload:
-        """What clients of this process compute for a callback, which leaves them as they were.
+        """What clients of this process compute for a callback, without being changed.
 
         Args:
             stage: What to compute.
-            clients: Whom to ask.
-            round_idx: The round that is, or was evaluated last.
-            models: Of clients that have made none of their own in that round; None for what lives on of theirs.
+            clients: The clients.
+            round_idx: The current round, or the one that was evaluated last.
+            models: Models of clients that have not trained one in that round; None for those that live on.
         """
         address = StageAddress(phase="callback", round_idx=round_idx, name=stage.name)
         self._begin(address)
@@ -205,16 +205,16 @@ class Executor(Counted, ABC):
         *,
         collator: Collator | None = None,
     ) -> dict[str, StageResult]:
-        """Score models of each of the given clients that are of this process.
+        """Score models of each of the given clients that belong to this process.
 
         Args:
-            evaluations: Which models, by the prefix of their metrics.
-            clients: Whose.
-            round_idx: For the random keys of fine-tuning.
+            evaluations: The models, by the prefix of their metrics.
+            clients: The clients.
+            round_idx: The round, for the random keys of fine-tuning.
             collator: Makes the batches that are scored, instead of the clients' own.
 
         Returns:
-            For each model the scores, (C, 2) for each metric, and the clients that could not be scored.
+            For each model, the scores, (C, 2) for each metric, and the clients that could not be scored.
         """
         self._look_back(round_idx)
         return {
@@ -228,15 +228,15 @@ class Executor(Counted, ABC):
     def _score(
         self, evaluation: Evaluation, clients: Sequence[int], round_idx: int, collator: Collator | None
     ) -> StageResult:
-        """Score one model of each of the given clients that are of this process."""
+        """Score one model of each of the given clients that belong to this process."""
 
     def predict(self, evaluation: Evaluation, clients: Sequence[int], round_idx: int) -> dict[int, Tensor]:
         """Predictions for every example of each given client of this process, (N_i, num_outputs).
 
         Args:
-            evaluation: By which model.
-            clients: Whose examples.
-            round_idx: As in :meth:`evaluate`: the same round's predictions are those that were scored.
+            evaluation: The model.
+            clients: The clients whose examples are predicted.
+            round_idx: As in :meth:`evaluate`: with the same round, the predictions are those that were scored.
         """
         self._look_back(round_idx)
         parts = [self._predict(way, members, round_idx) for way, members in evaluation.ways(clients, self.active)]
@@ -244,10 +244,10 @@ class Executor(Counted, ABC):
 
     @abstractmethod
     def _predict(self, evaluation: Evaluation, clients: Sequence[int], round_idx: int) -> dict[int, Tensor]:
-        """Predictions of one model of each of the given clients that are of this process."""
+        """Predictions of one model of each of the given clients that belong to this process."""
 
     def _begin(self, address: StageAddress) -> None:
-        """Note to which round the coming stage belongs; with another round nobody is active any more."""
+        """Record the round of the coming stage; in a new round, no client is active."""
         if address.phase == "callback":
             self._look_back(address.round_idx)
         elif self.round != (address.phase, address.round_idx):
@@ -255,46 +255,46 @@ class Executor(Counted, ABC):
             self.active = set()
 
     def _look_back(self, round_idx: int) -> None:
-        """What is evaluated after another round than the present one is of clients that are not active any more."""
+        """End the current round if another one is evaluated, so that no client is active."""
         if self.round is not None and self.round[1] != round_idx:
             self.active = set()
 
     @abstractmethod
     def lasting_state(self) -> Payload:
-        """What lives on of this process's clients: parameters; optimizer state and memory as client outputs.
+        """What lives on for this process's clients: parameters, and as extras optimizer state and client state.
 
-        Of clients of which nothing does there is no row: of those that have not taken part, and of all where the
-        strategy keeps nothing.
+        There is no row for clients without anything that lives on: those that have not taken part, or all clients if
+        the strategy keeps nothing.
         """
 
     def state(self) -> Payload:
-        """All that there is of every client at present, also what ends with the round; else as :meth:`lasting_state`.
+        """The complete current state of every client, including what ends with the round.
 
-        Of who is not active, what does not live on is as at first.
+        Otherwise it is like :meth:`lasting_state`. For a client that is not active, what does not live on is initial.
         """
         return self.lasting_state()
 
     def rewritten_data(self) -> dict[int, dict[str, Tensor]]:
-        """What this process's clients hold whose graphs a stage has changed, by client and field."""
+        """Data of this process's clients whose graphs a stage has changed, by client and field."""
         return {}
 
     def rewrite(self, client_data: Mapping[int, Any]) -> None:
-        """Let clients hold other data from now on; their own examples come first among them.
+        """Replace the data of clients; their own examples come first in the new data.
 
-        What they remember of new examples is as at first.
+        The client state of new examples is the initial one.
         """
-        raise NotImplementedError(f"the clients of {type(self).__name__} hold what they hold")
+        raise NotImplementedError(f"{type(self).__name__} cannot change the clients' data")
 
     def load_rewritten_data(self, rewritten_data: Mapping[int, Mapping[str, Tensor]]) -> None:
-        """Restore :meth:`holdings` of this process's clients, before their state is loaded."""
+        """Restore :meth:`rewritten_data` of this process's clients, before their state is loaded."""
 
     @abstractmethod
     def load_state(self, state: Payload, now: tuple[Phase, int] | None = None) -> None:
-        """Restore this process's clients; one of which a state holds nothing is as at first.
+        """Restore this process's clients; a client without a row in the state is reset to its initial state.
 
         Args:
-            state: As :meth:`lasting_state` returned it (it may hold more clients); or as :meth:`state` did.
-            now: The round within which the latter was taken, if it was within one.
+            state: The result of :meth:`lasting_state` (possibly with more clients) or of :meth:`state`.
+            now: The round in which the latter was taken, if it was taken within one.
         """
 
     def keys(self, round_idx: int, stage: str, clients: Sequence[int], num_steps: int) -> Tensor:
@@ -316,7 +316,7 @@ class Executor(Counted, ABC):
 
 
 def spread_outputs(result: Mapping[str, Tensor | Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Name each tensor of client outputs that are several: ``name/key``."""
+    """Name each tensor of a client output that consists of several: ``name/key``."""
     named: dict[str, Tensor] = {}
     for name, value in result.items():
         named |= {name: value} if isinstance(value, Tensor) else {f"{name}/{key}": t for key, t in value.items()}
@@ -324,12 +324,12 @@ def spread_outputs(result: Mapping[str, Tensor | Mapping[str, Tensor]]) -> dict[
 
 
 def draw_batches(batch: AnyBatch, keys: Tensor, repeat: int) -> Iterator[AnyBatch]:
-    """What each step trains on: every drawn batch ``repeat`` times, with a dropout of its own for each.
+    """The batch of each step: every drawn batch ``repeat`` times, with separate dropout for each.
 
     Args:
-        batch: All of the data of one client or of a stack.
+        batch: All data of one client or of a stack.
         keys: The random key of every step, (steps, C), or (steps,).
-        repeat: Steps on each drawn batch.
+        repeat: Number of steps on each drawn batch.
     """
     if repeat == 1:
         yield from batch.draws(keys)

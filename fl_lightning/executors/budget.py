@@ -1,4 +1,4 @@
-"""How much memory a client takes while it is trained together with others."""
+"""An estimate of the memory that a client needs while it is trained together with others."""
 
 import torch
 from torch import Tensor
@@ -7,9 +7,9 @@ from fl_lightning.batches.base import Batch
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context
 
-#: Tensors of the parameters' size that training holds: parameters, gradients, two moments and the update.
+#: Number of tensors of the parameters' size in training: parameters, gradients, two moments and the update.
 PARAMETER_COPIES = 5
-#: The backward pass holds gradients of activations beside the activations, and both have temporaries.
+#: The backward pass needs gradients of activations in addition to the activations, and both have temporaries.
 ACTIVATION_COPIES = 2
 
 
@@ -17,8 +17,8 @@ def client_bytes(client: ClientModule, batch: Batch) -> int:
     """An estimate of the memory of one client's step, from what one forward pass keeps for the backward pass.
 
     Args:
-        client: In training mode.
-        batch: One client's, without the client dimension; of a mini-batch, where it draws them.
+        client: The client, in training mode.
+        batch: One client's batch, without the client dimension; a mini-batch if it draws them.
     """
     parameters = client.parameter_dict()
     given = {tensor.untyped_storage().data_ptr() for tensor in (*parameters.values(), *batch.tensors().values())}

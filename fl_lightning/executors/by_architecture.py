@@ -1,4 +1,4 @@
-"""Clients of different architectures: each architecture has an executor of its own, so each is still run at once."""
+"""Clients of different architectures: each architecture has an executor of its own, which still runs it at once."""
 
 import copy
 import dataclasses
@@ -20,10 +20,10 @@ from fl_lightning.round.stage import Evaluation, Persistence, Phase, Stage, Stat
 class ByArchitecture(Executor):
     """Runs the clients of each architecture by a copy of an executor.
 
-    Parameters are communicated as flat rows (``Stage.flat``), since the architectures' names differ.
+    Parameters are communicated as flat rows (``Stage.flat``), since the architectures' parameter names differ.
 
     Args:
-        executor: How the clients of one architecture are run.
+        executor: The executor of one architecture.
     """
 
     takes_architectures = True
@@ -36,7 +36,7 @@ class ByArchitecture(Executor):
     def tried(
         self, client: ClientModule, first: Callable[[], Batch], fabric: Fabric, time_limit: float | None
     ) -> Executor:
-        """This executor, or one that runs all architectures as one of them needs it."""
+        """This executor, or one that runs all architectures by the executor that one of them needs."""
         result = [self.executor.tried(variant, first, fabric, time_limit) for variant in client.variants()]
         return next((ByArchitecture(other) for other in result if other is not self.executor), self)
 
@@ -53,7 +53,7 @@ class ByArchitecture(Executor):
         num_together: int | None = None,
         time_limit: float | None = None,
     ) -> None:
-        """Take over the clients of this process; the nets are given to the clients in turn."""
+        """Set up the clients of this process; the nets are assigned to the clients in turn."""
         self.clients = tuple(clients)
         self.client = client
         self.collator = collator
@@ -82,7 +82,7 @@ class ByArchitecture(Executor):
             self.parts[f"net{kind}/"] = part
 
     def stored_bytes(self) -> int:
-        """Those of all parts."""
+        """The sum over all architectures."""
         return sum(part.stored_bytes() for part in self.parts.values())
 
     def run(self, request: StageRequest, report: Callable[[int], None] | None = None) -> StageResult:
@@ -112,7 +112,7 @@ class ByArchitecture(Executor):
         return {client: result for part in parts for client, result in part.items()}
 
     def lasting_state(self) -> Payload:
-        """Each architecture's under ``net<k>/...``, with zeros for the clients of the others."""
+        """The state of each architecture's clients under ``net<k>/...``, with zeros for the clients of the others."""
         return _widened({prefix: part.lasting_state() for prefix, part in self.parts.items()})
 
     def state(self) -> Payload:
@@ -140,7 +140,7 @@ class ByArchitecture(Executor):
             part.load_rewritten_data(rewritten_data)
 
     def rewrite(self, client_data: Mapping[int, Any]) -> None:
-        """Let clients hold other data."""
+        """Replace the data of clients."""
         for part in self.parts.values():
             part.rewrite({client: each for client, each in client_data.items() if client in set(part.clients)})
 
@@ -160,7 +160,7 @@ class ByArchitecture(Executor):
 
 
 def _of(request: StageRequest, clients: Sequence[int]) -> StageRequest:
-    """The part of the work that falls to some clients."""
+    """The part of a request that belongs to some clients."""
     mine = set(clients)
     return dataclasses.replace(
         request, work_fraction={c: share for c, share in request.work_fraction.items() if c in mine}

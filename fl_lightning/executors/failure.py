@@ -1,36 +1,36 @@
-"""Why a client failed, in one line, with the line of its user's code that raised it."""
+"""The reason why a client failed, in one line, with the line of the user's code that raised it."""
 
 import sysconfig
 import traceback
 from pathlib import Path
 
-#: Where code is that no user has written.
+#: Folders of code that is not the user's.
 _INSTALLED = tuple(Path(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 class Failure(str):
-    """Why a client failed: the kind of error, what it says, and where the user's code raised it.
+    """Why a client failed: the kind of error, its message, and where the user's code raised it.
 
     Attributes:
-        place: File, line and function of the user's code; empty where none was running.
+        location: File, line and function of the user's code; empty if none was running.
     """
 
     location: str
 
     def __new__(cls, why: str, location: str = "") -> "Failure":
-        """Both in one line."""
+        """Join both in one line."""
         made = super().__new__(cls, f"{why} ({location})" if location else why)
         made.location = location
         return made
 
     def __reduce__(self) -> tuple[type["Failure"], tuple[str, str]]:
-        """For the other processes."""
+        """Support pickling, for the other processes."""
         why = str(self).removesuffix(f" ({self.location})") if self.location else str(self)
         return Failure, (why, self.location)
 
 
 def failure_of(error: BaseException) -> Failure:
-    """What to say of an error that a client raised."""
+    """Describe an error that a client raised."""
     users = [
         f"{frame.f_code.co_filename}:{line}, in {frame.f_code.co_name}"
         for frame, line in traceback.walk_tb(error.__traceback__)

@@ -1,4 +1,4 @@
-"""One stage for a group of stacked clients: their local steps, and what they are asked afterward.
+"""One stage for a group of stacked clients: their local steps, and what they compute afterward.
 
 Shape legend: C clients of the group. Everything that a client knows has a leading client dimension here.
 """
@@ -35,7 +35,7 @@ Autocast = Callable[[], AbstractContextManager[Any]]
 
 
 def context_of(knowledge: Knowledge, step: int = 0) -> Context:
-    """What is known, as the functions of a stage are given it."""
+    """The context for the functions of a stage."""
     return Context(step=step, **knowledge)
 
 
@@ -44,17 +44,17 @@ class GroupTraining:
 
     Args:
         client: The client module.
-        stage: What to do.
+        stage: The stage.
         batch: The data of all of the group's clients.
         knowledge: What they know; a stage may move the anchor and the client state.
-        takes_stacks: The client's own functions and its net compute on stacks.
-        blame: Where the group cannot be computed, find out by which clients, and go on without these.
+        takes_stacks: Whether the client's own functions and its net compute on stacks.
+        blame: Whether to find out which clients make the group fail, and to continue without these.
         time_limit: Seconds that each client may take; the group may take their sum. None for no bound.
-        ragged: Names of what clients remember or are sent with a row for every example.
-        numbers: Where the draws and the noise of private training come from.
+        ragged: Names of client state and received tensors with a row for every example.
+        numbers: Source of the random draws and the noise of private training.
 
     Attributes:
-        failures: Why clients failed, by their row.
+        failures: Why clients failed, by row.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class GroupTraining:
         self.part, stage = part, self.stage
         named = self.client.net.named_parameters()
         trained = [name for name, parameter in named if parameter.requires_grad and stage.trains(name)]
-        leaves = {name: tensor.detach() for name, tensor in part.parameters.items()}  # the slice steps their memory
+        leaves = {name: tensor.detach() for name, tensor in part.parameters.items()}  # the slice updates their memory
         for name in trained:
             leaves[name].requires_grad_()
         keys = keys if trained else keys[:0]
@@ -149,7 +149,7 @@ class GroupTraining:
         def gradients(leaves: Mapping[str, Tensor], batch: Batch, knowledge: Knowledge) -> dict[str, Tensor | None]:
             if self.client.privacy is not None:
                 return self._private_gradients(leaves, trained, batch, knowledge, step, autocast)
-            moved = {name: leaves[name].clone() for name in running}  # by the forward pass
+            moved = {name: leaves[name].clone() for name in running}  # changed by the forward pass
             with autocast():
                 loss_C = self.loss({**leaves, **moved}, batch, knowledge, step)
             inputs = [leaves[name] for name in trained]
@@ -215,7 +215,7 @@ class GroupTraining:
     def _compute(
         self, together: Callable[[], dict[Any, Any]], some: Callable[[Sequence[int]], dict[Any, Any]]
     ) -> Iterator[tuple[Sequence[int], dict[Any, Any]]]:
-        """What is computed for all clients that have not failed, at once or else one by one, noting who fails.
+        """Compute for all clients that have not failed, at once or else one by one, recording those that fail.
 
         Args:
             together: Computes it for all rows.
@@ -227,7 +227,7 @@ class GroupTraining:
         try:
             with self._timed(rows):
                 result = some(rows) if self.failures else together()
-        except Exception:  # a client runs its user's code: find out whose it was
+        except Exception:  # clients run users' code: find out which client it was
             pass
         else:
             yield rows, result
@@ -243,7 +243,7 @@ class GroupTraining:
 
     @contextlib.contextmanager
     def _timed(self, rows: Sequence[int]) -> Iterator[None]:
-        """Bound the time of some clients by the sum of what they have left, of which they then have as much less."""
+        """Bound the time of some clients by the sum of their remaining times, and subtract what was used."""
         if self.seconds_left is None:
             yield
             return
@@ -254,7 +254,7 @@ class GroupTraining:
             self.seconds_left[row] -= (time.monotonic() - start) / len(rows)
 
     def _select(self, batch: Batch, rows: Sequence[int]) -> tuple[Batch, Knowledge]:
-        """The data of some clients and what they know, as if only they were in the group."""
+        """The data and knowledge of some clients, as if only they were in the group."""
         chosen = batch.select(torch.tensor(rows, device=batch.key.device))
         size = chosen.example_mask.shape[1]
         known: Knowledge = {
@@ -267,7 +267,7 @@ class GroupTraining:
 
     @torch.no_grad()
     def _around(self, function: AroundBatch | None, step: int) -> None:
-        """What the program changes before or after the steps on a batch, for the clients that take them."""
+        """Apply the program before or after the steps on a batch, for the clients that take them."""
         if function is not None:
             mapped = torch.vmap(lambda p, k: function(p, context_of(k, step)).values())
             self._change(mapped(dict(self.part.parameters), self.knowledge), step)
@@ -276,7 +276,7 @@ class GroupTraining:
     def _program_step(
         self, raw: dict[str, Tensor | None], batch: Batch, step: int, autocast: Autocast
     ) -> tuple[Mapping[str, Tensor | None], dict[str, dict[str, Tensor]]]:
-        """The gradients for the optimizer by the program's step, and what else it changes."""
+        """The gradients for the optimizer by the program's step, and its other changes."""
         rule, client = self.stage.program.step, self.client
         if rule is None:
             return raw, {}
@@ -309,14 +309,14 @@ class GroupTraining:
 
     @torch.no_grad()
     def _constrain(self, step: int) -> None:
-        """The client's constraint, for the clients that took the step."""
+        """Apply the client's constraint, for the clients that took the step."""
         client, part = self.client, self.part
         if type(client).constrain is not ClientModule.constrain:
             mapped = torch.vmap(lambda p, k: dict(client.constrain(p, context_of(k, step))))
             part.put(mapped(dict(part.parameters), self.knowledge), part.steps(step))
 
     def _change(self, changed: Mapping[str, Mapping[str, Tensor]], step: int) -> None:
-        """Let the clients that take a step have other parameters, and know other anchors or client state, (C, ...)."""
+        """Change parameters, anchors or client state of the clients that take a step, (C, ...)."""
         if not any(changed.values()):
             return
         active_C = self.part.steps(step)
@@ -341,11 +341,11 @@ class GroupTraining:
         """Evaluate functions of each client after training, (C, ...).
 
         Args:
-            functions: By name; what they compute together is named ``name/key``.
-            parameters: The trained ones, (C, *shape).
+            functions: The functions by name; several results of one are named ``name/key``.
+            parameters: The trained parameters, (C, *shape).
             autocast: Precision of the forward passes.
-            sizes_C: Examples of each client.
-            per_example: Names of results with a row for every example; those of padding become zero.
+            sizes_C: Number of examples of each client.
+            per_example: Names of results with a row for every example; rows of padding become zero.
         """
         result = self._ask(functions, parameters, autocast, per_example)
         return result | {name: without_padding(result[name], sizes_C) for name in per_example if name in result}
@@ -385,7 +385,7 @@ class GroupTraining:
         batch: Batch,
         per_example: Collection[Any],
     ) -> dict[Any, Tensor]:
-        """What :meth:`_compute` finds, (C, ...); zero for clients that fail."""
+        """The results of :meth:`_compute`, (C, ...); zero for clients that fail."""
         joined: dict[Any, Tensor] = {}
         num_clients, num_examples = batch.example_mask.shape[:2]
         for rows, result in self._compute(together, some):

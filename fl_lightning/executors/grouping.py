@@ -1,4 +1,4 @@
-"""Groups of clients that are computed together: of about one size, so that padding wastes little, and their batches."""
+"""Groups of clients that are computed together, of similar sizes so that padding wastes little, and their batches."""
 
 import itertools
 from collections.abc import Callable, Iterable
@@ -9,16 +9,16 @@ from fl_lightning.batches.base import Batch, Collator
 
 
 class Groups:
-    """Clients by group. The largest come first; a group is cut where padding or its number would exceed its bound.
+    """Clients by group, the largest first; a group ends where padding or its size would exceed their bounds.
 
     Args:
         collator: Makes batches of clients.
-        clients: All of them.
+        clients: All clients.
         max_padding: Largest share of padding in a group, in [0, 1).
         limit: How many clients of the size of the given one may be in a group.
 
     Attributes:
-        groups: The clients of each group; those that take as many steps are neighbors, for they step together.
+        groups: The clients of each group; those with the same number of steps are neighbors, as they step together.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Groups:
                     limits[size[client]] = limit(client)
             groups[-1].append(client)
         self.groups = [tuple(sorted(group, key=lambda c: (collator.steps_per_epoch(c), c))) for group in groups]
-        #: Of each client its group, and its place in it.
+        #: Each client's group, and its index in it.
         self.place = {
             client: (number, row) for number, group in enumerate(self.groups) for row, client in enumerate(group)
         }
@@ -44,19 +44,19 @@ class Groups:
         self._part: tuple[tuple[int, ...], Batch] | None = None
 
     def order(self, clients: Iterable[int]) -> list[int]:
-        """Clients by group, those of each side by side."""
+        """Sort clients by group, so that those of a group are adjacent."""
         return sorted(clients, key=self.place.__getitem__)
 
     def split(self, clients: Iterable[int]) -> list[tuple[int, ...]]:
-        """Those of the given clients that are of this process, by group."""
+        """The given clients that belong to this process, by group."""
         mine = self.order(client for client in set(clients) if client in self.place)
         return [tuple(members) for _, members in itertools.groupby(mine, key=lambda client: self.place[client][0])]
 
     def batch(self, clients: tuple[int, ...]) -> Batch:
         """The batch of clients of one group.
 
-        Those of whole groups are kept, of parts of them only the last. A few clients of a large group are put together
-        by themselves, unless the group is there already.
+        Batches of whole groups are cached, and of parts of groups only the last. A batch of a few clients of a large
+        group is made separately, unless that of the group exists already.
         """
         if self._part is not None and self._part[0] == clients:
             return self._part[1]

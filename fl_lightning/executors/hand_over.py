@@ -1,4 +1,4 @@
-"""Which clients the stacked executor hands over to the sequential one, each with a line that says why."""
+"""Which clients the stacked executor hands over to the sequential one, with a warning that says why."""
 
 import warnings
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from fl_lightning.round.client import ClientModule
 
 
 def handed_over(client: ClientModule) -> SequentialExecutor | None:
-    """The sequential executor for a client with hooks of its own, or a net that knows no padding or no stacks."""
+    """The sequential executor for a client with hooks of its own, or a net that cannot handle padding or stacks."""
     name = type(client).__name__
     if any(map(has_torch_norms, client.nets)):
         return _one_by_one(
@@ -33,7 +33,7 @@ def handed_over(client: ClientModule) -> SequentialExecutor | None:
 def handed_over_after_trial(
     client: ClientModule, first: Callable[[], Batch], fabric: Fabric, time_limit: float | None
 ) -> SequentialExecutor | None:
-    """The sequential executor for a client with code of its own that ``torch.vmap`` does not take."""
+    """The sequential executor for a client with code of its own that ``torch.vmap`` does not support."""
     if time_limit is not None:
         check_time_limit()
     code = own_code(client)

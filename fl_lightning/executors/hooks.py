@@ -54,12 +54,12 @@ INSTEAD = {
 
 
 def overridden(client: ClientModule, names: tuple[str, ...]) -> list[str]:
-    """Which of the methods the client's class has of its own."""
+    """Which of the methods the client's class overrides."""
     return [name for name in names if getattr(type(client), name) is not getattr(ClientModule, name)]
 
 
 def check_hooks(client: ClientModule) -> None:
-    """Refuse a client with hooks that would be ignored in silence.
+    """Refuse a client with hooks that would be silently ignored.
 
     Raises:
         ValueError: It overrides a hook of Lightning's loops that no executor calls.
@@ -78,7 +78,7 @@ def check_hooks(client: ClientModule) -> None:
 
 
 def check_is_client(client: Any) -> None:
-    """Refuse what is no client module.
+    """Check that an object is a client module.
 
     Raises:
         ValueError: It is a class, another LightningModule, a net, or something else.
@@ -97,4 +97,4 @@ def check_is_client(client: Any) -> None:
         remedy = "it is a net, give client=fl_lightning.ClientModule(net=...)"
     else:
         remedy = "give client=fl_lightning.ClientModule()"
-    raise ValueError(f"client is {kind.__name__}, which is no ClientModule: {remedy}")
+    raise ValueError(f"client is {kind.__name__}, which is not a ClientModule: {remedy}")

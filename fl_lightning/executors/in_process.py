@@ -1,4 +1,4 @@
-"""Clients of this process: what of them is at hand for a round, and what lives on of all others in a store."""
+"""Clients of this process: those of a round are loaded, and what lives on of all others is in a store."""
 
 import dataclasses
 from abc import abstractmethod
@@ -27,15 +27,15 @@ from fl_lightning.round.stage import Persistence, Phase, Stage, StateSpec
 
 
 class InProcessExecutor(Executor):
-    """Has clients at hand while they are needed, and stores what lives on of the others.
+    """Loads clients while they are needed, and stores what lives on of the others.
 
     Nothing is allocated for a client before it takes part.
 
     Attributes:
         initial: The parameters that all clients start from, by name.
         lasting: Names of the parameters that live on.
-        store: What lives on of clients that are not at hand.
-        rewritten: What clients hold whose graphs a stage has changed.
+        store: What lives on of clients that are not loaded.
+        rewritten: Data of clients whose graphs a stage has changed.
     """
 
     def setup(
@@ -51,7 +51,7 @@ class InProcessExecutor(Executor):
         num_together: int | None = None,
         time_limit: float | None = None,
     ) -> None:
-        """Take over the clients of this process, without any of them at hand."""
+        """Set up the clients of this process, without loading any of them."""
         if time_limit is not None:
             check_time_limit()
         check_hooks(client)
@@ -65,7 +65,7 @@ class InProcessExecutor(Executor):
                 "once, so keep the shared layer under one name and call it where it is needed"
             )
         self.fabric = fabric
-        self.client = client.eval()  # which the server may compute with
+        self.client = client.eval()  # the server may compute with it
         self.collator = collator
         self.clients = tuple(clients)
         self.seed = seed
@@ -103,18 +103,18 @@ class InProcessExecutor(Executor):
         return
 
     def needed_bytes(self) -> int:
-        """Bytes of memory that the clients of a round take at the least."""
+        """A lower bound of the memory in bytes that the clients of a round need."""
         return self.num_together * (1 + self._optimizer_copies()) * self._parameter_bytes()
 
     def stored_bytes(self) -> int:
-        """Of the parameters that live on, and of the optimizer's state."""
+        """Bytes of the parameters and of the optimizer's state that live on."""
         num_bytes = sum(self.initial[name].nbytes for name in self.lasting)
         if self.persistence.optimizer:
             num_bytes += self._optimizer_copies() * self._parameter_bytes()
         return len(self.clients) * num_bytes
 
     def _optimizer_copies(self) -> int:
-        """Numbers of the optimizer's state for each number that it steps."""
+        """Number of values in the optimizer's state for each parameter value."""
         optimizer = check_optimizer(self.client.configure_optimizers())
         try:
             return state_copies(optimizer)
@@ -124,31 +124,31 @@ class InProcessExecutor(Executor):
     def _parameter_bytes(self) -> int:
         return sum(parameter.nbytes for parameter in self.initial.values())
 
-    # ---------------------------------------------------------------- clients at hand
+    # ---------------------------------------------------------------- loaded clients
 
     @abstractmethod
     def _clear(self) -> None:
-        """Have nobody at hand."""
+        """Unload all clients."""
 
     @abstractmethod
     def _at_hand(self) -> list[int]:
-        """Clients that are at hand and have taken part, ascending."""
+        """Clients that are loaded and have taken part, ascending."""
 
     @abstractmethod
     def _rows(self, clients: Sequence[int]) -> Payload:
-        """All that there is of clients at hand."""
+        """The complete state of loaded clients."""
 
     @abstractmethod
     def _load_rows(self, rows: Payload) -> None:
-        """Give clients what rows hold of them, and have them at hand."""
+        """Load clients with the state in the rows."""
 
     @abstractmethod
     def _copies(self, clients: Sequence[int]) -> AbstractContextManager[None]:
-        """Have copies of clients at hand, active, instead of themselves."""
+        """A context in which active copies of clients are loaded instead of the clients themselves."""
 
     @contextmanager
     def _for_stage(self, request: StageRequest) -> Iterator[list[int]]:
-        """The clients of this process that a stage is for; of what a callback asks for, copies are at hand."""
+        """The clients of this process in a stage; for the stage of a callback, copies are loaded."""
         self._begin(request.address)
         clients = [client for client in self.clients if client in request.work_fraction]
         if request.address.phase != "callback":
@@ -163,25 +163,25 @@ class InProcessExecutor(Executor):
                 self.active = active
 
     def _put_away(self, clients: Sequence[int]) -> None:
-        """Store what lives on of clients at hand."""
+        """Store what lives on of loaded clients."""
         rows = self._that_lasts(self._rows(clients)) if clients and self._anything_lasts() else Payload(clients=())
         self.store.put(rows.clients, _named(rows))
 
     # ---------------------------------------------------------------- what lives on
 
     def lasting_state_specs(self) -> dict[str, StateSpec]:
-        """What of a client's state lives on between stages."""
+        """Specification of the client state that lives on between stages."""
         return {name: spec for name, spec in self.state_specs.items() if spec.lasting}
 
     def _ragged_state_specs(self) -> set[str]:
-        """Names of what clients remember with a row for every example."""
+        """Names of client state with a row for every example."""
         return {name for name, spec in self.state_specs.items() if spec.per_example}
 
     def _anything_lasts(self) -> bool:
         return bool(self.lasting or self.persistence.optimizer or self.lasting_state_specs())
 
     def _that_lasts(self, rows: Payload) -> Payload:
-        """What lives on of rows, without the clients of which nothing does."""
+        """The part of the rows that lives on, without clients that have no such part."""
         kinds = ["client_state/"] + ["optimizer/"] * self.persistence.optimizer
         client_outputs = {name: t for name, t in rows.extras.items() if name.startswith(tuple(kinds))}
         parameters = {name: t for name, t in rows.parameters.items() if name in self.lasting}
@@ -195,14 +195,14 @@ class InProcessExecutor(Executor):
         return result.rows([client for client, chosen in zip(rows.clients, chosen_C, strict=True) if chosen])
 
     def lasting_state(self) -> Payload:
-        """What lives on of the clients at hand, and what is stored of others."""
+        """What lives on of loaded clients, and what is stored of the others."""
         here = self._at_hand() if self._anything_lasts() else []
         elsewhere = sorted(self.store.row_of.keys() - set(here))
         parts = [self._that_lasts(self._rows(here))] if here else []
         return self._overlaid([*parts, self._stored(elsewhere)])
 
     def state(self) -> Payload:
-        """All that there is of every client; of who is not active, what does not live on is as at first."""
+        """The complete state of every client; for those not active, what does not live on is initial."""
         active = [client for client in self._at_hand() if client in self.active]
         if len(active) == len(self.clients):
             return self._rows(active)
@@ -213,8 +213,8 @@ class InProcessExecutor(Executor):
         """Restore clients.
 
         Args:
-            state: As :meth:`lasting_state` returned it; or as :meth:`state` did.
-            now: The round within which the latter was taken, if it was within one.
+            state: The result of :meth:`lasting_state` or of :meth:`state`.
+            now: The round in which the latter was taken, if it was taken within one.
         """
         mine = set(self.clients)
         parameters = state.rows([client for client in state.clients if client in mine])
@@ -233,7 +233,7 @@ class InProcessExecutor(Executor):
         return self._as_rows(clients, self.store.get(clients)) if clients else Payload(clients=())
 
     def _first_rows(self, clients: Sequence[int]) -> Payload:
-        """What there is of clients at first."""
+        """The initial state of clients."""
         number = len(clients)
         parameters = {name: tensor.expand(number, *tensor.shape) for name, tensor in self.initial.items()}
         started = torch.zeros(number, dtype=torch.bool, device=self.fabric.device)
@@ -244,13 +244,13 @@ class InProcessExecutor(Executor):
         return self._as_rows(clients, rows.named())
 
     def first_client_state(self, spec: StateSpec, clients: Sequence[int], num_examples: int | None = None) -> Tensor:
-        """What clients remember before their first stage, (C, *shape) or (C, N, *shape)."""
+        """The initial client state, (C, *shape) or (C, N, *shape)."""
         initial = spec.initial.to(self.fabric.device)
         size = () if not spec.per_example else (num_examples or max(map(self.collator.size, clients), default=0),)
         return initial.expand(len(clients), *size, *initial.shape).clone()
 
     def _as_rows(self, clients: Sequence[int], named: Mapping[str, Tensor]) -> Payload:
-        """Rows of clients by their names, with memory of examples as long as the largest of them needs it."""
+        """Rows of clients by their names, with client state of examples as long as that of the largest client."""
         sizes = [self.collator.size(client) for client in clients]
         sizes_C, tensors = torch.tensor(sizes, device=self.fabric.device), dict(named)
         for name in self._ragged_state_specs():
@@ -260,7 +260,7 @@ class InProcessExecutor(Executor):
         return Payload.from_named(clients, tensors)
 
     def _overlaid(self, parts: Sequence[Payload]) -> Payload:
-        """Rows of all clients of some rows; of a client and name that are in several, those of the last."""
+        """Merge rows; for a client and name that are in several of them, the last one counts."""
         parts = [part for part in parts if part.clients]
         if len(parts) < 2:
             return parts[0] if parts else Payload(clients=())
@@ -272,44 +272,44 @@ class InProcessExecutor(Executor):
     # ---------------------------------------------------------------- privacy
 
     def private_steps(self, stage: Stage, client: int, work_fraction: float) -> int:
-        """Steps of a stage that a client's privacy pays for; 0 without."""
+        """Number of steps of a stage that count toward a client's privacy budget; 0 without private training."""
         trained = (p.requires_grad and stage.trains(name) for name, p in self.client.net.named_parameters())
         return self.num_steps(stage, client, work_fraction) if self.client.privacy is not None and any(trained) else 0
 
     def spend(self, spent_3: Tensor, stage: Stage, client: int, work_fraction: float) -> Tensor:
-        """What a client has spent of its privacy after a stage, (3,).
+        """What a client has spent of its privacy budget after a stage, (3,).
 
         Raises:
-            PrivacySpent: It may not spend so much.
+            PrivacySpent: The budget does not suffice.
         """
         assert self.client.privacy is not None, "asked of private training alone"
         steps = self.private_steps(stage, client, work_fraction)
         return spend(self.client.privacy, spent_3, rate_of(self.collator, client), steps)
 
     def epsilons(self) -> dict[int, float]:
-        """By what clients remember of their private training."""
+        """ε that clients have spent, from their client state."""
         if self.client.privacy is None:
             return {}
         lasting, first_3 = self.lasting_state(), self.state_specs[SPENT].initial
         spent = dict(zip(lasting.clients, lasting.extras.get(f"client_state/{SPENT}", ()), strict=True))
         return {client: epsilon_spent(self.client.privacy, spent.get(client, first_3)) for client in self.clients}
 
-    # ---------------------------------------------------------------- what clients hold
+    # ---------------------------------------------------------------- client data
 
     def rewritten_data(self) -> dict[int, dict[str, Tensor]]:
-        """What this process's clients hold whose graphs a stage has changed, by client and field."""
+        """Data of this process's clients whose graphs a stage has changed, by client and field."""
         return {
             client: {name: value for name, value in vars(client_data).items() if isinstance(value, Tensor)}
             for client, client_data in self.rewritten.items()
         }
 
     def load_rewritten_data(self, rewritten_data: Mapping[int, Mapping[str, Tensor]]) -> None:
-        """Restore :meth:`holdings` of this process's clients, before their state is loaded."""
+        """Restore :meth:`rewritten_data` of this process's clients, before their state is loaded."""
         mine = {client: fields for client, fields in rewritten_data.items() if client in set(self.clients)}
         self.rewrite({c: dataclasses.replace(self.collator.client_data(c), **fields) for c, fields in mine.items()})
 
     def rewrite(self, client_data: Mapping[int, Any]) -> None:
-        """Let clients hold other data; those at hand are arranged anew."""
+        """Replace the data of clients; loaded clients are grouped again."""
         if not client_data:
             return
         here = self._at_hand()
@@ -333,17 +333,17 @@ class InProcessExecutor(Executor):
 
 
 def lasting_parameters(client: ClientModule, state: Persistence) -> frozenset[str]:
-    """Names of the parameters that live on: those that the strategy says, and statistics that no server knows."""
+    """Names of the parameters that live on: those that the strategy declares, and personal running statistics."""
     communicated = client.communicated(client.net)
     return frozenset(n for n, _ in client.net.named_parameters() if n not in communicated or state.keeps(n))
 
 
 def _named(rows: Payload) -> dict[str, Tensor]:
-    """Rows by their names, without what counts them."""
+    """Rows by their names, without counts."""
     return {name: tensor for name, tensor in rows.named().items() if name.startswith(("p/", "s/"))}
 
 
 def without_padding(tensor_CN: Tensor, sizes_C: Tensor) -> Tensor:
-    """The rows of examples, zero where they are padding, (C, N, ...)."""
+    """The rows of examples, with zeros for padding, (C, N, ...)."""
     real_CN = torch.arange(tensor_CN.shape[1], device=sizes_C.device) < sizes_C[:, None]
     return torch.where(real_CN.view(*real_CN.shape, *[1] * (tensor_CN.dim() - 2)), tensor_CN, tensor_CN.new_zeros(()))

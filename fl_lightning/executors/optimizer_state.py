@@ -1,4 +1,4 @@
-"""Optimizers of clients: which can step them, and their state as tensors with a row for each client."""
+"""Optimizers of clients: which ones are supported, and their state as tensors with a row for each client."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ def check_optimizer(optimizer: Any) -> Optimizer:
     """Refuse what cannot step a client from its gradient alone.
 
     Raises:
-        ValueError: It is no optimizer, or one that needs closures.
+        ValueError: It is not an optimizer, or one that needs closures.
     """
     if not isinstance(optimizer, Optimizer):
         parts = list(optimizer.values()) if isinstance(optimizer, dict) else optimizer
@@ -37,7 +37,7 @@ def pack_optimizer_state(
 
     Args:
         rows: For each parameter name, each client's parameter and the optimizer that steps it.
-        device: Of the result.
+        device: Device of the result.
 
     Returns:
         ``optimizer/<slot>/<name>`` (C, *shape), zero for clients that have none yet, and

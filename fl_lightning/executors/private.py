@@ -1,4 +1,4 @@
-"""Private training (``model.privacy``) as executors do it: what they refuse, draw, and count for each client."""
+"""Private training (``model.privacy``) in executors: checks, draws, gradients and the account of each client."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
@@ -23,19 +23,19 @@ from fl_lightning.round.privacy import (
 )
 from fl_lightning.round.stage import Stage, StateSpec
 
-#: Where a client remembers what it has spent: steps, sampling probability, noise multiplier.
+#: Name of the client state that counts what was spent: steps, sampling probability, noise multiplier.
 SPENT = "privacy/spent"
-#: Hooks that see no gradient and no example on their way to the optimizer.
+#: Hooks that see neither gradients nor examples.
 _HARMLESS = ("predict_step", "configure_optimizers")
 
 
 def private_state_specs(client: ClientModule) -> dict[str, StateSpec]:
-    """What clients remember for their accounts."""
+    """The client state of the privacy accounts."""
     return {} if client.privacy is None else {SPENT: StateSpec(initial=torch.zeros(3, dtype=torch.float64))}
 
 
 def check_client(client: ClientModule) -> None:
-    """Refuse a client whose training would tell more of examples than its gradients.
+    """Refuse a client whose training would reveal more about examples than their gradients.
 
     Raises:
         ValueError: It has a hook of its own in training, or a net with statistics over examples.
@@ -50,13 +50,13 @@ def check_client(client: ClientModule) -> None:
     for net in client.nets:
         if normed := [type(layer).__name__ for layer in net.modules() if isinstance(layer, (BatchNorm, *TORCH_NORMS))]:
             raise ValueError(
-                f"model.net has {normed[0]}, whose statistics are over examples and have no noise, so model.privacy "
+                f"model.net has {normed[0]}, whose statistics are over examples and without noise, so model.privacy "
                 "cannot cover it: give the net LayerNorm or GroupNorm"
             )
 
 
 def check_examples(client: ClientModule, collator: Collator, first: int) -> None:
-    """Refuse data that are no independent examples, and a net or loss without a gradient of each example.
+    """Refuse data that are not independent examples, and a net or loss without a gradient for each example.
 
     Args:
         client: The built client, on the device.
@@ -64,14 +64,14 @@ def check_examples(client: ClientModule, collator: Collator, first: int) -> None
         first: The client to try it on.
 
     Raises:
-        ValueError: There are such.
+        ValueError: The data, the net or the loss is not supported.
     """
     if client.privacy is None:
         return
     batch = single(collator([first]))
     if not isinstance(batch, ExampleBatch):
         raise ValueError(
-            "model.privacy is for clients that hold independent examples: a node of a graph enters the losses of its "
+            "model.privacy is for clients with independent examples: a node of a graph enters the losses of its "
             "neighbors, so the noise of one gradient does not hide it. Leave model.privacy out, or choose examples"
         )
     trained = {name: p.detach() for name, p in client.net.named_parameters() if p.requires_grad}
@@ -81,7 +81,7 @@ def check_examples(client: ClientModule, collator: Collator, first: int) -> None
     client.train()
     try:
         private_gradient(functools.partial(_loss, client, None, Context(), trained), trained, drawn, noise, 1.0, 2)
-    except Exception as error:  # it may be its user's code
+    except Exception as error:  # it may be the user's code
         why = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
         raise ValueError(
             f"model.privacy needs the gradient of each example, which {type(client).__name__} with model.net does not "
@@ -121,12 +121,12 @@ def gradient_of_client(
         client: The client module, in training mode.
         stage: The stage.
         privacy: The settings.
-        trained: The parameters that the gradient is of.
-        others: Those that are not trained.
-        batch: What was drawn.
+        trained: The parameters whose gradient is taken.
+        others: The parameters that are not trained.
+        batch: The drawn examples.
         context: What the client knows.
-        noise: As :func:`~fl_lightning.round.privacy.draw_noise` makes it.
-        num_together: Clients under the same ``vmap``, which share the memory.
+        noise: The result of :func:`~fl_lightning.round.privacy.draw_noise`.
+        num_together: Number of clients under the same ``vmap``, which share the memory.
     """
     numbers = sum(parameter.numel() for parameter in trained.values()) * num_together
     loss: Callable[[Parameters, PoissonBatch], Tensor] = functools.partial(
@@ -144,15 +144,15 @@ def gradient_of_client(
 def noise_of_step(
     numbers: KeyedNumbers, batch: Batch, trained: Parameters, privacy: RecordPrivacy
 ) -> dict[str, Tensor]:
-    """The noise of a step, of one client or of a stack."""
+    """The noise of a step, for one client or for a stack."""
     return draw_noise(numbers, batch.key, trained, privacy.noise_multiplier)
 
 
 def check_private_stage(client: ClientModule, stage: Stage) -> None:
-    """Refuse a stage that the client's privacy does not cover, whatever was checked before the run.
+    """Refuse a stage that private training does not cover, whatever was checked before the run.
 
     Raises:
-        ValueError: It does not.
+        ValueError: The stage is not covered.
     """
     if client.privacy is not None:
         check_stage(stage, "this run")

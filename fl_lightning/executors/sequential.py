@@ -37,7 +37,7 @@ from fl_lightning.round.stage import Evaluation, Stage
 class SequentialExecutor(SequentialClients):
     """Trains one client after another through its LightningModule hooks.
 
-    Slow and plain: it defines what a stage computes, and runs any client module, also one that overrides
+    It is slow and simple: it defines what a stage computes, and runs any client module, even one that overrides
     ``training_step``.
     """
 
@@ -64,7 +64,7 @@ class SequentialExecutor(SequentialClients):
                 try:
                     with within(self.time_limit):
                         uploads[client] = self._run_client(client, request)
-                except Exception as error:  # a client runs its user's code: whatever it raises is its own failure
+                except Exception as error:  # a client runs the user's code: whatever it raises is its own failure
                     failures[client] = failure_of(error)
                 contexts[client] = start, module.context
                 if report is not None:
@@ -83,14 +83,14 @@ class SequentialExecutor(SequentialClients):
         return StageResult(upload=concatenate(uploads[client] for client in succeeded), failures=failures)
 
     def _context(self, client: int, payload: Payload | None) -> Context:
-        """What a client knows as a stage begins."""
+        """What a client knows at the beginning of a stage."""
         module = self.modules.get(client, self.client)
         anchor = {name: parameter.detach().clone() for name, parameter in module.parameter_dict().items()}
         fresh = {
             n: self.first_client_state(spec, [client])[0] for n, spec in self.state_specs.items() if not spec.lasting
         }
         received = self.received(payload, [client], self.collator.size(client))
-        client_state = {**self._memory_of(client), **fresh}
+        client_state = {**self._client_state_of(client), **fresh}
         return Context(
             anchor=anchor, received={name: tensor[0] for name, tensor in received.items()}, client_state=client_state
         )
@@ -191,7 +191,7 @@ class SequentialExecutor(SequentialClients):
                 self._change(module, program.init(detached(module), module.context))
         module.on_before_zero_grad(optimizer)
         module.zero_grad()
-        loss = torch.zeros((), device=self.fabric.device)  # which nobody is told of private training
+        loss = torch.zeros((), device=self.fabric.device)  # private training reveals no loss
         if module.privacy is None:
             with self.fabric.autocast():
                 loss = module.training_step(batch, batch_idx)
@@ -222,7 +222,7 @@ class SequentialExecutor(SequentialClients):
 
     @staticmethod
     def _change(module: ClientModule, change: Change) -> None:
-        """Let a client have new parameters, and know another anchor or client state."""
+        """Change a client's parameters, anchor or client state."""
         load(module, change.parameters)
         anchor, client_state = (
             {**module.context.anchor, **change.anchor},
@@ -281,14 +281,14 @@ class SequentialExecutor(SequentialClients):
         return predictions
 
     def _evaluated(self, evaluation: Evaluation, client: int, round_idx: int) -> ClientModule:
-        """The module to score: the client's own, or a copy with other parameters or some more training."""
+        """The module to score: the client's own, or a copy with other parameters or additional training."""
         module = self.modules[client] if client in self.active else self._module_of(client)
         tuning = evaluation.tuning
         if module.privacy is not None:
             check_tuning(tuning, "this run")
         if evaluation.payload is not None or tuning is not None or evaluation.output is not None:
             parameters, module = detached(module), copy.copy(module)
-            net = copy.deepcopy(self.client.net)  # not the client's own, of whose last pass layers may keep something
+            net = copy.deepcopy(self.client.net)  # not the client's own, whose layers may keep state
             module._modules = {"net": net.to(self.fabric.device)}
             load(module, parameters)
             load(module, {name: t[0] for name, t in self.received_parameters(evaluation.payload, [client]).items()})

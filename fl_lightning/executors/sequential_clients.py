@@ -1,4 +1,4 @@
-"""The clients of the sequential executor: those of a round are at hand as modules, of the others lives on what must."""
+"""The clients of the sequential executor: those of a round are loaded as modules, the others are stored."""
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,12 +16,12 @@ from fl_lightning.round.payload import Payload
 
 
 class SequentialClients(InProcessExecutor):
-    """Base of the sequential executor.
+    """Base class of the sequential executor.
 
     Attributes:
-        modules: The clients at hand.
-        optimizers: Theirs.
-        client_states: What they remember.
+        modules: The loaded clients.
+        optimizers: Their optimizers.
+        client_states: Their client states.
     """
 
     def _clear(self) -> None:
@@ -33,13 +33,13 @@ class SequentialClients(InProcessExecutor):
         return sorted(self.modules)
 
     def _leave(self, clients: Sequence[int]) -> None:
-        """Have clients at hand no longer."""
+        """Unload clients."""
         self._put_away(clients)
         for client in clients:
             del self.modules[client], self.optimizers[client], self.client_states[client]
 
     def _create(self, client: int) -> None:
-        """Have a client at hand, as at first."""
+        """Load a client in its initial state."""
         self.modules[client] = self._new_module()
         self.optimizers[client] = check_optimizer(self.modules[client].configure_optimizers())
         self.client_states[client] = {
@@ -53,7 +53,7 @@ class SequentialClients(InProcessExecutor):
         return module
 
     def _activate(self, client: int) -> None:
-        """Let a client begin a stage of the round: what has not lived on is as at first."""
+        """Let a client begin a stage of the round: what has not lived on is reset."""
         if client in self.active:
             return
         if client not in self.modules:
@@ -68,7 +68,7 @@ class SequentialClients(InProcessExecutor):
         self.active.add(client)
 
     def _module_of(self, client: int) -> ClientModule:
-        """A copy of a client that is not active: what has lived on of its parameters, else the initial ones."""
+        """A copy of a client that is not active, with the parameters that have lived on and else the initial ones."""
         module = self._new_module()
         if client in self.modules:
             parameters = self.modules[client].parameter_dict()
@@ -77,8 +77,8 @@ class SequentialClients(InProcessExecutor):
             load(module, {name: tensor[0] for name, tensor in self._stored([client]).parameters.items()})
         return module
 
-    def _memory_of(self, client: int) -> dict[str, Tensor]:
-        """What a client remembers from earlier stages."""
+    def _client_state_of(self, client: int) -> dict[str, Tensor]:
+        """The client state from earlier stages."""
         if client in self.client_states:
             return self.client_states[client]
         client_state = {
@@ -95,9 +95,9 @@ class SequentialClients(InProcessExecutor):
         modules = {client: self._module_of(client) for client in clients}
         for client in self.active & modules.keys():
             load(modules[client], detached(self.modules[client]))
-        memories = {client: dict(self._memory_of(client)) for client in clients}
+        client_states = {client: dict(self._client_state_of(client)) for client in clients}
         optimizers = {client: check_optimizer(module.configure_optimizers()) for client, module in modules.items()}
-        self.modules, self.optimizers, self.client_states = modules, optimizers, memories
+        self.modules, self.optimizers, self.client_states = modules, optimizers, client_states
         try:
             yield
         finally:
@@ -134,7 +134,7 @@ class SequentialClients(InProcessExecutor):
 
 
 def detached(module: ClientModule) -> dict[str, Tensor]:
-    """A client's parameters, without their gradients."""
+    """A client's parameters, detached."""
     return {name: parameter.detach() for name, parameter in module.parameter_dict().items()}
 
 

@@ -1,7 +1,7 @@
 """Stacked clients: parameters and optimizer state of many clients, and the steps that they take together.
 
-An optimizer that treats every number on its own does not mind how many clients a tensor holds, so clients that have
-taken equally many steps are one parameter of one optimizer; others are a parameter each.
+For an optimizer that treats every value separately, it does not matter how many clients a tensor contains, so clients
+that have taken the same number of steps are one parameter of one optimizer; others are separate parameters.
 
 Shape legend: C clients of the stack.
 """
@@ -20,36 +20,36 @@ from fl_lightning.optimizers import TouchedAdam, TouchedAdamW, TouchedSGD
 from fl_lightning.round.client import ClientModule, OptimizerFactory
 from fl_lightning.round.payload import Payload
 
-#: Optimizers that treat every number of a tensor on its own.
+#: Optimizers that treat every value of a tensor separately.
 ELEMENTWISE = (
     *(ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop, Rprop),
     *(TouchedAdam, TouchedAdamW, TouchedSGD),
 )
 
-#: Slots that hold one number for a whole parameter; equal for all clients that have taken as many steps.
+#: Slots with one number for a whole parameter; equal for all clients that have taken the same number of steps.
 COUNTS = frozenset({"step", "mu_product", "eta", "mu"})
 
-#: With more runs of equal step counts than this, clients are put in the order of these before they step.
+#: With more runs of equal step counts than this, clients are sorted by them before they step.
 MANY_BLOCKS = 32
 
 
 class ClientStack:
-    """Stacked parameters of C clients with their optimizer state and their memory.
+    """Stacked parameters of C clients with their optimizer state and client state.
 
     Args:
-        client: Whose copies they are.
-        clients: Who they are.
-        parameters: By name, (C, *shape).
-        client_state: What they remember, by name, (C, *shape) or (C, N, *shape).
+        client: The client module of which they are copies.
+        clients: The clients' indices.
+        parameters: Parameters by name, (C, *shape).
+        client_state: Client state by name, (C, *shape) or (C, N, *shape).
         allocate: Makes the storage of the optimizer state.
 
     Attributes:
-        parameters: By name, (C, *shape); the storage.
-        client_state: By name; the storage.
+        parameters: Parameters by name, (C, *shape); the storage.
+        client_state: Client state by name; the storage.
         slots: Optimizer state by parameter and slot, (C, *shape), or (C,) for step counts and the like.
-        started: By parameter, which clients have optimizer state, boolean (C,).
-        position: Of each client in the stack.
-        begun: Clients that have taken part, so that the stack holds something of theirs.
+        started: Which clients have optimizer state, by parameter, boolean (C,).
+        position: Position of each client in the stack.
+        begun: Clients that have taken part, so that the stack has state of theirs.
     """
 
     def __init__(
@@ -70,14 +70,14 @@ class ClientStack:
         self.started = {name: torch.zeros(len(t), dtype=torch.bool) for name, t in parameters.items()}
         self._slices: dict[tuple[int, ...], StackSlice] = {}
 
-    def places(self, clients: Iterable[int]) -> list[int]:
-        """Where clients stand."""
+    def positions_of(self, clients: Iterable[int]) -> list[int]:
+        """Positions of clients in the stack."""
         return [self.position[client] for client in clients]
 
     def training_order(self, positions: Sequence[int], num_steps: Sequence[int]) -> list[int]:
-        """An order of some clients in which those that can step as one are neighbors.
+        """An order of some clients in which those that can step as one are adjacent.
 
-        It is their own order unless that has many more runs: rows that do not stand side by side have to be copied.
+        It is their own order unless that has many more runs, because rows that are not adjacent have to be copied.
         """
         rows = list(range(len(positions)))
         if len(rows) <= MANY_BLOCKS or (tuple(positions) in self._slices and len(set(num_steps)) == 1):
@@ -92,7 +92,7 @@ class ClientStack:
     def part(
         self, positions: Sequence[int], num_steps: Sequence[int], optimizer: OptimizerFactory | None = None
     ) -> "StackSlice":
-        """Clients that are about to take so many steps each, by an optimizer for now where one is given."""
+        """A slice of clients that are about to take the given numbers of steps, by a temporary optimizer if given."""
         key = tuple(positions)
         known = self._slices.get(key)
         if optimizer is not None:
@@ -116,7 +116,7 @@ class ClientStack:
             storage[rows_of(positions, storage.device)] = tensor.to(storage)
 
     def forget(self, positions: Sequence[int]) -> None:
-        """Start some clients' optimizer anew."""
+        """Reset some clients' optimizer."""
         self._drop_slices(positions)
         for name, slots in self.slots.items():
             self.started[name][list(positions)] = False
@@ -124,15 +124,15 @@ class ClientStack:
                 slot[rows_of(positions, slot.device)] = 0
 
     def step_counts(self, positions: Sequence[int], num_steps: Sequence[int]) -> Tensor:
-        """What must be equal for clients to step as one: step counts and the like, and the steps to come."""
+        """What must be equal for clients to step as one: step counts and the like, and the number of further steps."""
         columns = list(self.started.values())
         columns += [slot for slots in self.slots.values() for name, slot in slots.items() if name in COUNTS]
         rows = rows_of(positions, torch.device("cpu"))
         return torch.stack([torch.tensor(num_steps).double(), *(column[rows].double() for column in columns)], dim=1)
 
     def state(self, clients: Sequence[int], device: torch.device) -> Payload:
-        """All that there is of some clients, in the given order."""
-        positions = self.places(clients)
+        """The complete state of some clients, in the given order."""
+        positions = self.positions_of(clients)
         rows = rows_of(positions, device)
         client_outputs = {}
         for name, slots in self.slots.items():
@@ -148,15 +148,15 @@ class ClientStack:
         return Payload(clients=tuple(clients), parameters=parameters, extras=client_outputs)
 
     def _pick(self, tensor: Tensor, rows: slice | Tensor) -> Tensor:
-        """Some rows; where they are copied, as many as all of them may be, the copy lies where the stack does."""
+        """Some rows; a copy, which may be as large as the stack, is stored where the stack is."""
         if isinstance(rows, slice):
             return tensor[rows]
         picked = self.allocate((len(rows), *tensor.shape[1:]), tensor.dtype, tensor.device)
         return torch.index_select(tensor, 0, rows, out=picked)
 
     def load_state(self, state: Payload) -> None:
-        """Restore what :meth:`state` returned, or some of it; its clients have then taken part."""
-        positions = self.places(state.clients)
+        """Restore the result of :meth:`state`, or part of it; its clients then count as having taken part."""
+        positions = self.positions_of(state.clients)
         self._drop_slices(positions)
         self.load(state.parameters, positions)
         self.begun |= set(state.clients)
@@ -172,14 +172,14 @@ class ClientStack:
                 storage[rows_of(positions, storage.device)] = value.to(storage)
 
     def remember(self, name: str, value: Tensor, positions: Sequence[int]) -> None:
-        """Overwrite what some clients remember, one row of ``value`` each; of examples maybe fewer than fit."""
+        """Overwrite the client state of some clients, one row of ``value`` each, possibly with fewer examples."""
         storage = self.client_state[name]
         rows: Any = rows_of(positions, storage.device)
         ragged = value.dim() > 1 and value.shape[1] != storage.shape[1]
         storage[(rows, slice(value.shape[1])) if ragged else rows] = value.to(storage)
 
     def slot(self, name: str, slot: str, like: Tensor) -> Tensor:
-        """Storage of a slot, made when it is first needed; ``like`` holds some clients' rows of it."""
+        """Storage of a slot, created when it is first needed; ``like`` has some clients' rows of it."""
         if slot not in self.slots[name]:
             shape = (len(self.parameters[name]), *like.shape[1:])
             if slot in COUNTS:
@@ -193,12 +193,12 @@ class StackSlice:
     """Some clients of a stack while they step together.
 
     Attributes:
-        parameters: By name, (clients, *shape): views of the stack's where the clients stand side by side, else copies
+        parameters: Parameters by name, (clients, *shape): views of the stack's if the clients are adjacent, else copies
             that :meth:`store` writes back.
-        rows: Where they stand.
+        rows: Rows of the clients in the stack.
         blocks: Their runs of equal step counts, each one parameter of the optimizer.
-        sizes: Clients of each block.
-        num_steps: Steps of each block.
+        sizes: Number of clients in each block.
+        num_steps: Number of steps of each block.
     """
 
     def __init__(
@@ -249,12 +249,12 @@ class StackSlice:
                         state[slot] = rows if self.together else rows[0]
 
     def step(self, gradients: Mapping[str, Tensor | None], step: int) -> None:
-        """Step number ``step`` of the stage, for the clients that take as many."""
+        """Take step number ``step`` of the stage, for the clients that have so many steps."""
         active = [step < number for number in self.num_steps]
         for name, gradient in gradients.items():
             if gradient is None:  # frozen, or not used by the objective
                 continue
-            gradient = gradient.contiguous()  # as fused kernels read it
+            gradient = gradient.contiguous()  # required by fused kernels
             pieces = torch.split(gradient, self.sizes) if self.together else gradient.unbind()
             for piece, member, steps in zip(pieces, self.members[name], active, strict=True):
                 if steps:
@@ -271,12 +271,12 @@ class StackSlice:
 
     @torch.no_grad()
     def put(self, tensors: Mapping[str, Tensor], active_C: Tensor) -> None:
-        """Give parameters of the active clients other values, (clients, *shape)."""
+        """Change parameters of the active clients, (clients, *shape)."""
         for name, tensor in tensors.items():
             self.parameters[name].copy_(where_clients(active_C, tensor, self.parameters[name]))
 
     def restart(self, step: int) -> None:
-        """Start the optimizer anew for the clients that take step number ``step``."""
+        """Reset the optimizer for the clients that take step number ``step``."""
         for members in self.members.values():
             for member, number in zip(members, self.num_steps, strict=True):
                 if step < number:
@@ -284,7 +284,7 @@ class StackSlice:
 
     @torch.no_grad()
     def store(self, stack: ClientStack) -> None:
-        """Write everything back that is not in the stack already."""
+        """Write everything back to the stack that is not a view of it."""
         if not isinstance(self.rows, slice):
             stack.load(self.parameters, self.positions)
         if not self.lasting:
@@ -316,7 +316,7 @@ def where_clients(active_C: Tensor, new: Tensor, old: Tensor) -> Tensor:
 
 
 def rows_of(positions: Sequence[int], device: torch.device) -> slice | Tensor:
-    """Index of the given rows: a slice, which costs no copy, where they stand side by side."""
+    """Index of the given rows: a slice, which needs no copy, if they are adjacent."""
     first = positions[0] if len(positions) else 0
     if list(positions) == list(range(first, first + len(positions))):
         return slice(first, first + len(positions))

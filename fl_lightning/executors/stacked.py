@@ -34,28 +34,28 @@ from fl_lightning.round.payload import Payload, concatenate, finite_rows
 from fl_lightning.round.privacy import PrivacySpent, check_tuning
 from fl_lightning.round.stage import Evaluation
 
-#: The client's functions that compute on a stack as they are, if the net does and none is overridden.
+#: The client's functions that compute on a stack if the net does and none of them is overridden.
 _STACKABLE = ("objective", "output", "loss", "scores")
 
 
 class StackedExecutor(StackedClients):
     """Trains all clients of a process at once with ``vmap`` over their stacked parameters.
 
-    A net that says ``takes_stacks`` is called on the whole stack without ``vmap``, which saves its overhead.
-    Clients are grouped by size so that padding wastes little, and so that a group fits the budget; the result does not
-    depend on the grouping.
+    A net with ``takes_stacks`` is called on the whole stack without ``vmap``, which saves its overhead. Clients are
+    grouped by size, so that padding wastes little and a group fits the memory budget; the result does not depend on the
+    grouping.
 
     Args:
         max_padding: Largest share of padding nodes in a group, in [0, 1).
         max_clients_per_group: Largest number of clients in a group; None for no bound.
-        max_group_mib: Memory in MiB that the training of a group may take beside the data and the state of all clients;
-            None for no bound. How many clients that is, is estimated from a forward pass of the largest one.
-        storage: Where parameters, optimizer state and updates of clients lie: in ``memory``, or on ``disk``, from
-            where the system maps those of a group into memory. The results are the same.
-        storage_folder: Folder of the files for ``disk``; None for the system's for temporary files.
+        max_group_mib: Memory in MiB that the training of a group may take in addition to the data and the state of all
+            clients; None for no bound. The number of clients is estimated from a forward pass of the largest one.
+        storage: Where parameters, optimizer state and updates of clients are stored: in ``memory``, or on ``disk``,
+            from where the system maps those of a group into memory. The results are the same.
+        storage_folder: Folder of the files for ``disk``; None for the system's folder for temporary files.
 
     Raises:
-        ValueError: A value is out of its range, or a folder is given for nothing.
+        ValueError: A value is out of range, or a folder is given without ``disk``.
     """
 
     def __init__(
@@ -92,16 +92,16 @@ class StackedExecutor(StackedClients):
     def tried(
         self, client: ClientModule, first: Callable[[], Batch], fabric: Fabric, time_limit: float | None
     ) -> Executor:
-        """This executor, or the sequential one where ``torch.vmap`` does not take the client's own code."""
+        """This executor, or the sequential one if ``torch.vmap`` does not support the client's own code."""
         return handed_over_after_trial(client, first, fabric, time_limit) or self
 
     def needed_bytes(self) -> int:
-        """What a round has at hand, unless on disk, and of a group also where it began the stage, and its gradients."""
+        """The state of a round's clients, unless on disk, plus a group's state before the stage and its gradients."""
         largest = min(max(map(len, self.groups), default=0), self.num_together)
         return (0 if self.storage == "disk" else super().needed_bytes()) + 2 * largest * self._parameter_bytes()
 
     def _arrange(self) -> None:
-        """Give every client its group."""
+        """Assign the clients to groups."""
         if parameters := overridden(self.client, SEQUENTIAL):
             raise ValueError(
                 f"{type(self.client).__name__} overrides {', '.join(parameters)}, which the stacked executor does not "
@@ -134,7 +134,7 @@ class StackedExecutor(StackedClients):
         with self.fabric.autocast():
             needed = client_bytes(self.client.train(), step)
         self.client.eval()
-        for name, statistic in statistics.items():  # which the pass has moved
+        for name, statistic in statistics.items():  # the pass has changed them
             statistic.data.copy_(before[name])
         return max(1, int(min(limit, self.max_group_mib * 2**20 / needed)))
 
@@ -165,13 +165,13 @@ class StackedExecutor(StackedClients):
     def _run_group(
         self, clients: tuple[int, ...], request: StageRequest
     ) -> tuple[Payload, dict[int, str], dict[int, Any]]:
-        """What clients of a group update, why the others of them failed, and what they hold if that has changed."""
+        """The updates of a group's clients, why the others failed, and their data if these have changed."""
         stack, stage = self.stack, request.stage
         self._forget_optimizers(clients, stage)
         steps = {client: self.num_steps(stage, client, request.work_fraction[client]) for client in clients}
-        order = stack.training_order(stack.places(clients), list(steps.values()))
+        order = stack.training_order(stack.positions_of(clients), list(steps.values()))
         clients = tuple(clients[row] for row in order)
-        positions, num_steps = stack.places(clients), [steps[client] for client in clients]
+        positions, num_steps = stack.positions_of(clients), [steps[client] for client in clients]
         received, batch = self.received_parameters(request.payload, clients), self.grouping.batch(clients)
         self._activate(clients, received)
         stack.load(received, positions)
@@ -227,7 +227,7 @@ class StackedExecutor(StackedClients):
         start: dict[str, Tensor],
         num_steps: list[int],
     ) -> tuple[Payload, dict[str, Tensor]]:
-        """What all clients of a group send after their training, and what they remember."""
+        """What all clients of a group send after their training, and their new client state."""
         stage, sizes_C = training.stage, self._sizes(clients)
         ask = functools.partial(training.ask, parameters=trained, autocast=self.fabric.autocast, sizes_C=sizes_C)
         client_outputs = ask(stage.client_outputs, per_example=stage.per_example)
@@ -246,7 +246,7 @@ class StackedExecutor(StackedClients):
         return upload, client_state
 
     def _spend(self, spent_C3: Tensor, clients: Sequence[int], request: StageRequest) -> tuple[Tensor, dict[int, str]]:
-        """What clients of a group have spent of their privacy after a stage, and who may not, by their row."""
+        """What a group's clients have spent of their privacy budgets after a stage, and failures by row."""
         after, failures = spent_C3.clone(), {}
         for row, client in enumerate(clients):
             try:
@@ -258,10 +258,10 @@ class StackedExecutor(StackedClients):
     def _knowledge(
         self, clients: Sequence[int], payload: Payload | None, anchor: Mapping[str, Tensor], batch: Batch
     ) -> Knowledge:
-        """What the clients of a group know as a stage begins."""
+        """What the clients of a group know at the beginning of a stage."""
         num_examples = batch.example_mask.shape[1]
         client_state = {
-            name: self._memory_of(clients, name, num_examples)
+            name: self._client_state_of(clients, name, num_examples)
             if spec.lasting
             else self.first_client_state(spec, clients, num_examples)
             for name, spec in self.state_specs.items()
@@ -273,13 +273,13 @@ class StackedExecutor(StackedClients):
         }
 
     def _ragged(self, payload: Payload | None) -> set[str]:
-        """Names of what clients remember, and are sent, with a row for every example."""
+        """Names of client state and received tensors with a row for every example."""
         return self._ragged_state_specs() if payload is None else self._ragged_state_specs() | payload.lengths.keys()
 
     def _rewritten(
         self, request: StageRequest, clients: Sequence[int], trained: Mapping[str, Tensor], training: GroupTraining
     ) -> dict[int, Any]:
-        """What the clients hold from now on, one after another, for their data differ in shape."""
+        """The clients' new data, computed one after another, since their data differ in shape."""
         client_data: dict[int, Any] = {}
         rewrite = request.stage.program.rewrite
         if rewrite is None:
@@ -304,7 +304,7 @@ class StackedExecutor(StackedClients):
 
     @contextmanager
     def _client_in_training(self) -> Iterator[None]:
-        """The client module in training mode, and in evaluation mode afterward."""
+        """A context with the client module in training mode; it is in evaluation mode afterward."""
         self.client.train()
         try:
             yield
@@ -323,7 +323,7 @@ class StackedExecutor(StackedClients):
             try:
                 with within(None if self.time_limit is None else len(members) * self.time_limit):
                     parts.append(self._score_group(evaluation, members, round_idx, collator))
-            except Exception:  # a client runs its user's code: find out whose it was
+            except Exception:  # clients run users' code: find out which client it was
                 for client in members:
                     try:
                         with within(self.time_limit):
@@ -369,7 +369,7 @@ class StackedExecutor(StackedClients):
     def _evaluated(
         self, evaluation: Evaluation, clients: tuple[int, ...], round_idx: int
     ) -> tuple[dict[str, Tensor], Knowledge]:
-        """The parameters to score: the clients' own, or others, or a copy after some more training."""
+        """The parameters to score: the clients' own, others, or a copy after additional training."""
         received = self.received_parameters(evaluation.payload, clients)
         values = self._parameters_of(clients, but=received)
         parameters = {

@@ -1,6 +1,6 @@
-"""The clients of the stacked executor: those of a round are at hand as one stack, of the others lives on what must.
+"""The clients of the stacked executor: those of a round are loaded as one stack, the others are stored.
 
-The stack stays from round to round as long as the same clients come, so that nothing is copied then.
+The stack is kept from round to round as long as the same clients take part, so that nothing is copied.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,11 +16,11 @@ from fl_lightning.round.stage import Stage
 
 
 class StackedClients(InProcessExecutor):
-    """Base of the stacked executor.
+    """Base class of the stacked executor.
 
     Attributes:
         grouping: Which clients are computed together.
-        stack: The clients at hand.
+        stack: The loaded clients.
     """
 
     grouping: Groups
@@ -34,7 +34,7 @@ class StackedClients(InProcessExecutor):
         self.stack = self._new_stack(())
 
     def _new_stack(self, clients: Sequence[int]) -> ClientStack:
-        """Room for clients; nothing of theirs is in it yet."""
+        """An empty stack for clients."""
         number = len(clients)
         parameters = {
             name: self.allocate((number, *tensor.shape), tensor.dtype, tensor.device)
@@ -56,12 +56,12 @@ class StackedClients(InProcessExecutor):
         self.stack.load_state(rows)
 
     def _bring(self, clients: Sequence[int]) -> None:
-        """Have clients at hand, with what lives on of them; others only as far as they are no burden."""
+        """Load clients with what lives on of them; others stay loaded only if they are not too many."""
         old = self.stack
         chosen = set(clients) | (self.active & old.begun)
         if old.position.keys() >= chosen and len(old.position) <= 2 * len(chosen):
             return
-        if len(old.begun | chosen) <= 2 * len(chosen) and self._anything_lasts():  # who is left out may come again
+        if len(old.begun | chosen) <= 2 * len(chosen) and self._anything_lasts():  # others may return
             chosen |= old.begun
         self._put_away(sorted(old.begun - chosen))
         self.stack = self._new_stack(self.grouping.order(chosen))
@@ -73,22 +73,22 @@ class StackedClients(InProcessExecutor):
             self.stack.load_state(self._stored(returning))
 
     def _forget_optimizers(self, clients: Sequence[int], stage: Stage) -> None:
-        """Start the optimizers of clients anew that a stage begins anew, or whose state has ended with the round."""
+        """Reset optimizers that the stage resets, or whose state has ended with the round."""
         if not stage.reset_optimizer:
             ended = not self.persistence.optimizer
             clients = [c for c in clients if ended and c in self.stack.begun and c not in self.active]
         if clients:
-            self.stack.forget(self.stack.places(clients))
+            self.stack.forget(self.stack.positions_of(clients))
 
     def _activate(self, clients: Sequence[int], received: Mapping[str, Tensor]) -> None:
-        """Let clients begin a stage of the round: what has not lived on, and is not received, is as at first."""
+        """Let clients begin a stage of the round: what has not lived on, and is not received, is reset."""
         stack = self.stack
         resting = [client for client in clients if client not in self.active]
         new = [client for client in resting if client not in stack.begun]
         for name, tensor in stack.parameters.items():
             rows = new if name in self.lasting else resting
             if rows and name not in received:
-                tensor[rows_of(stack.places(rows), tensor.device)] = self.initial[name]
+                tensor[rows_of(stack.positions_of(rows), tensor.device)] = self.initial[name]
         stack.begun |= set(resting)
         self.active |= set(resting)
 
@@ -100,7 +100,7 @@ class StackedClients(InProcessExecutor):
             self.client,
             order,
             {name: tensor.clone() for name, tensor in self._parameters_of(order).items()},
-            {name: self._memory_of(order, name, size).clone() for name in self.lasting_state_specs()},
+            {name: self._client_state_of(order, name, size).clone() for name in self.lasting_state_specs()},
         )
         copies.begun = set(order)
         self.stack = copies
@@ -110,10 +110,10 @@ class StackedClients(InProcessExecutor):
             self.stack = stack
 
     def _parameters_of(self, clients: Sequence[int], but: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Clients' own parameters at present, (C, *shape), maybe views, of all names but some."""
+        """Clients' current parameters, (C, *shape), except those in ``but``; they may be views."""
         stack, names = self.stack, [name for name in self.initial if name not in (but or {})]
         if self.active.issuperset(clients):
-            rows = rows_of(stack.places(clients), self.fabric.device)
+            rows = rows_of(stack.positions_of(clients), self.fabric.device)
             return {name: stack.parameters[name][rows] for name in names}
         result = {name: self.initial[name].expand(len(clients), *self.initial[name].shape) for name in names}
         here = [row for row, client in enumerate(clients) if client in stack.begun]
@@ -125,22 +125,24 @@ class StackedClients(InProcessExecutor):
             if parameters or f"p/{name}" in stored:
                 result[name] = result[name].clone()
             if parameters:
-                result[name][parameters] = stack.parameters[name][stack.places(clients[row] for row in parameters)]
+                result[name][parameters] = stack.parameters[name][
+                    stack.positions_of(clients[row] for row in parameters)
+                ]
             if f"p/{name}" in stored:
                 result[name][away] = stored[f"p/{name}"].to(result[name])
         return result
 
-    def _memory_of(self, clients: Sequence[int], name: str, num_examples: int) -> Tensor:
-        """What clients remember under a lasting name, (C, *shape), or (C, N, *shape) for so many examples."""
+    def _client_state_of(self, clients: Sequence[int], name: str, num_examples: int) -> Tensor:
+        """Client state of a lasting name, (C, *shape), or (C, N, *shape) for N = ``num_examples``."""
         stack, spec = self.stack, self.state_specs[name]
         if stack.begun.issuperset(clients):
-            value = stack.client_state[name][rows_of(stack.places(clients), self.fabric.device)]
+            value = stack.client_state[name][rows_of(stack.positions_of(clients), self.fabric.device)]
             return value[:, :num_examples] if spec.per_example else value
         result = self.first_client_state(spec, clients, num_examples)
         here = [row for row, client in enumerate(clients) if client in stack.begun]
         away = [row for row, client in enumerate(clients) if client not in stack.begun and client in self.store]
         if here:
-            parameters = stack.client_state[name][stack.places(clients[row] for row in here)]
+            parameters = stack.client_state[name][stack.positions_of(clients[row] for row in here)]
             result[here] = pad_examples(parameters, num_examples) if spec.per_example else parameters
         if away:
             parameters = self.store.get([clients[row] for row in away], [f"s/client_state/{name}"])[

@@ -1,4 +1,4 @@
-"""What an executor is asked to do, and what came of it."""
+"""The request of a stage to an executor, and its result."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,14 +13,14 @@ from fl_lightning.round.stage import Stage, StageAddress
 
 @dataclass(frozen=True, kw_only=True)
 class StageRequest:
-    """A stage as one round asks for it.
+    """A stage as requested in a round.
 
     Attributes:
-        stage: What to do.
-        address: Where it is found; its round is part of the random keys.
-        work_fraction: Share of the stage's steps that each participating client manages (1, or less for a straggler).
+        stage: The stage.
+        address: Its address; its round is part of the random keys.
+        work_fraction: Share of the stage's steps that each participating client does (1, or less for a straggler).
         payload: What the server sends to (at least) these clients.
-        until_failure: Whether a client that fails ends the stage, so that the others need not work for nothing.
+        until_failure: Whether a failing client ends the stage, so that the others do not work in vain.
     """
 
     stage: Stage
@@ -32,11 +32,11 @@ class StageRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class StageResult:
-    """What came of it: the upload of the clients that succeeded and why the others did not.
+    """The result of a stage: the upload of the clients that succeeded, and why the others failed.
 
-    Of an evaluation the upload's client outputs are each metric's numerator and denominator, (C, 2). Where clients tell
-    only sums, ``sums`` has them by the metric's name, (4,): of the clients' values, how many clients have one, of the
-    numerators, of the denominators; the upload is then empty.
+    In an evaluation, the upload's extras are each metric's numerator and denominator, (C, 2). If clients reveal only
+    sums, ``sums`` has for each metric, (4,): the sum of the clients' values, the number of clients that have one, and
+    the sums of numerators and of denominators; the upload is then empty.
     """
 
     upload: Payload
@@ -45,7 +45,7 @@ class StageResult:
 
 
 def join(results: Sequence[StageResult]) -> StageResult:
-    """What came of disjoint clients' work."""
+    """Join the results of disjoint clients."""
     if len(results) == 1:
         return results[0]
     failures = {client: why for result in results for client, why in result.failures.items()}
@@ -53,7 +53,7 @@ def join(results: Sequence[StageResult]) -> StageResult:
 
 
 def misfits(uploads: Mapping[int, Payload], per_example: Sequence[str]) -> dict[int, str]:
-    """Clients whose tensors are not named, shaped and typed as those of most; rows of examples may be any number."""
+    """Clients whose tensors differ in name, shape or type from most others'; the number of examples may differ."""
     kinds = {
         client: frozenset(
             (name, tuple(tensor.shape[2 if name in per_example else 1 :]), tensor.dtype)

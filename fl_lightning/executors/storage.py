@@ -1,4 +1,4 @@
-"""Where the state of many clients lies: in memory, or in files that the system maps into memory as needed."""
+"""Storage of the state of many clients: in memory, or in files that the system maps into memory as needed."""
 
 import math
 import os
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-#: What is smaller lies in memory, whatever is asked for.
+#: Smaller tensors are always in memory.
 SMALLEST_FILE_BYTES = 2**16
 
 #: Makes a tensor of zeros from its shape, type and device.
@@ -21,14 +21,14 @@ def in_memory(shape: Sequence[int], dtype: torch.dtype, device: torch.device) ->
 
 
 def on_disk(folder: str | None = None) -> Allocate:
-    """Make tensors on the CPU whose numbers lie in files; results of computations with them do not.
+    """Make tensors on the CPU whose values are in files; results of computations with them are not.
 
-    A file has no name once it is mapped, so that the system frees it with its tensor, or with the process however that
-    ends.
+    A file is unlinked once it is mapped, so that the system frees it with its tensor, or with the process in whatever
+    way that ends.
 
     Args:
-        folder: Of the files; None for the system's folder for temporary files. (In a file system that is in memory
-            itself, nothing is gained.)
+        folder: Folder of the files; None for the system's folder for temporary files. (If that is a file system in
+            memory, nothing is gained.)
     """
 
     def allocate(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -1,4 +1,4 @@
-"""What lives on of clients from one round to the next, by client: nothing for those that were never asked."""
+"""A store of what lives on from one round to the next, by client; nothing for clients that never took part."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -8,17 +8,17 @@ from torch import Tensor
 from fl_lightning.executors.storage import Allocate, in_memory
 from fl_lightning.round.payload import pad_examples
 
-#: Rows that a store has room for at first.
+#: Initial capacity of a store in rows.
 FIRST_ROWS = 16
 
 
 class ClientStore:
-    """Rows of named tensors by client. It grows with the clients that have a row, twofold each time.
+    """Rows of named tensors by client. Its capacity doubles as needed.
 
     Args:
         allocate: Makes the tensors, in memory or on disk.
-        max_clients: Clients that there can be.
-        ragged: Names of tensors with a row for every example, (clients, examples, ...), zero behind a client's own.
+        max_clients: Largest number of clients.
+        ragged: Names of tensors with a row for every example, (clients, examples, ...), padded with zeros.
     """
 
     def __init__(
@@ -30,44 +30,44 @@ class ClientStore:
         self.clear()
 
     def __contains__(self, client: object) -> bool:
-        """Whether something is stored of a client."""
+        """Whether there is a row for the client."""
         return client in self.row_of
 
     def __len__(self) -> int:
-        """Clients of whom something is stored."""
+        """The number of clients with a row."""
         return len(self.row_of)
 
     @property
     def clients(self) -> list[int]:
-        """Clients of whom something is stored, ascending."""
+        """Clients with a row, ascending."""
         return sorted(self.row_of)
 
     def clear(self) -> None:
-        """Forget everyone."""
+        """Delete all rows."""
         self.row_of: dict[int, int] = {}
         self.tensors: dict[str, Tensor] = {}
 
     def put(self, clients: Sequence[int], tensors: Mapping[str, Tensor]) -> None:
-        """Store rows of clients in place of what was stored under these names, (clients, *shape)."""
+        """Store rows of clients, replacing what was stored under these names, (clients, *shape)."""
         if not clients or not tensors:
             return
         for client in clients:
             self.row_of.setdefault(client, len(self.row_of))
         rows = self._rows(clients)
         for name, tensor in tensors.items():
-            storage = self._room(name, tensor)
+            storage = self._storage(name, tensor)
             value = pad_examples(tensor, storage.shape[1]) if name in self.ragged else tensor
             storage.index_copy_(0, rows.to(storage.device), value.to(storage))
 
     def get(self, clients: Sequence[int], names: Collection[str] | None = None) -> dict[str, Tensor]:
-        """What is stored of clients, (clients, *shape) by name; zero where a client was stored without the name.
+        """Rows of clients, (clients, *shape) by name; zero if a client was stored without the name.
 
         Args:
-            clients: Whose.
-            names: Which names, as far as there are such; None for all.
+            clients: The clients.
+            names: The names, as far as they exist; None for all.
 
         Raises:
-            KeyError: Nothing is stored of one of them.
+            KeyError: There is no row for one of the clients.
         """
         rows = self._rows(clients)
         return {
@@ -77,13 +77,13 @@ class ClientStore:
         }
 
     def num_bytes(self) -> int:
-        """Bytes of what is stored, without the room for more."""
+        """Bytes of the stored rows, without unused capacity."""
         return sum(storage[: len(self)].nbytes for storage in self.tensors.values())
 
     def _rows(self, clients: Sequence[int]) -> Tensor:
         return torch.tensor([self.row_of[client] for client in clients], dtype=torch.int64)
 
-    def _room(self, name: str, like: Tensor) -> Tensor:
+    def _storage(self, name: str, like: Tensor) -> Tensor:
         """The tensor of a name, with a row for every client and as many examples as ``like``."""
         old = self.tensors.get(name)
         shape = list(like.shape[1:])

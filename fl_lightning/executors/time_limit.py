@@ -1,8 +1,8 @@
 """A bound on the time that a client's code may take.
 
-An alarm of the operating system (``SIGALRM``) ends it. Python responds a signal in the main thread, between two of its
-own steps: loops, sleeping, waiting for files, sockets and locks end at once; a single call of compiled code (a product
-of huge matrices, a backward pass on a GPU, a wait inside a library) ends only when it returns.
+An alarm of the operating system (``SIGALRM``) ends it. Python handles a signal in the main thread, between two of its
+own instructions: loops, sleeping, waiting for files, sockets and locks end at once; a single call of compiled code (a
+product of huge matrices, a backward pass on a GPU, a wait inside a library) ends only when it returns.
 """
 
 import signal
@@ -10,16 +10,16 @@ import threading
 import time
 from types import FrameType, TracebackType
 
-#: After so many seconds the alarm rings again, for code that takes any exception for one of its own.
+#: Seconds after which the alarm rings again, for code that catches every exception.
 _AGAIN_SECONDS = 1.0
 
 
 class _TimeIsUp(BaseException):
-    """Ends a client's code; no ``except Exception`` in it takes it for an error."""
+    """Ends a client's code; an ``except Exception`` in it does not catch this."""
 
 
 def check_time_limit() -> None:
-    """Refuse a time limit that nothing could keep.
+    """Refuse a time limit that cannot be enforced.
 
     Raises:
         ValueError: The system has no alarms, or this is not the main thread.
@@ -31,10 +31,10 @@ def check_time_limit() -> None:
 
 
 class within:
-    """Bounds the time of a block; None for no bound. An alarm that was set before is set again afterward.
+    """Bounds the time of a block; None for no bound. An alarm that was set before is restored afterward.
 
-    The alarm interrupts the block alone, never the arming and disarming around it: an exception that came out of those
-    would leave the alarm ringing in code that has nothing to do with it.
+    The alarm interrupts only the block, never the arming and disarming around it: an exception out of those would
+    leave the alarm ringing in unrelated code.
 
     Raises:
         TimeoutError: The block took longer.
@@ -65,7 +65,7 @@ class within:
 
 
 def _ring(number: int, frame: FrameType | None) -> None:
-    """End what was interrupted, unless that is the arming or disarming itself; it rings again."""
+    """End the interrupted code, unless that is the arming or disarming itself; the alarm rings again."""
     while frame is not None:
         if frame.f_code in (within.__enter__.__code__, within.__exit__.__code__):
             return

@@ -1,8 +1,8 @@
-"""What is tried on the first client's data before the first round: whether a client's own code runs on a stack.
+"""A trial on the first client's data before the first round: whether a client's own code runs on a stack.
 
 A client may override ``loss``, ``objective``, ``scores`` and the like, and a net may be written outside this package.
-``torch.vmap`` takes neither boolean masks as indices, ``logits[mask]``, nor ``.item()``, nor a Python branch on a
-tensor, nor random numbers of PyTorch's.
+``torch.vmap`` supports neither boolean masks as indices, ``logits[mask]``, nor ``.item()``, nor a Python branch on a
+tensor, nor PyTorch's random numbers.
 """
 
 import contextlib
@@ -20,12 +20,12 @@ from fl_lightning.models.batch_norm import TOO_FEW, TORCH_NORMS, BatchNorm, refu
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 
-#: What of a client's the stacked executor maps over clients.
+#: Methods of a client that the stacked executor maps over clients.
 MAPPED = ("objective", "output", "loss", "scores", "score_table", "predictions", "ruled_output", "example_count")
 
 
 def own_code(client: ClientModule) -> list[str]:
-    """What of a client's code the package has not written: overridden methods, and the class of its net."""
+    """The parts of a client's code that are not the package's: overridden methods, and the class of its net."""
     names = [name for name in overridden(client, MAPPED) if not _is_ours(_definer(client, name))]
     nets = {type(part) for net in client.nets for part in net.modules()}
     return [*names, *sorted(f"{kind.__name__}.forward" for kind in nets if not _is_ours(kind))]
@@ -37,22 +37,22 @@ def why_not_stacked(client: ClientModule, batch: Batch, fabric: Fabric, time_lim
     Args:
         client: The built client; a copy of it computes.
         batch: A batch of one client, with the client dimension.
-        fabric: For precision.
-        time_limit: Seconds after which a try counts as failed; None for no bound.
+        fabric: The Fabric, for its precision.
+        time_limit: Seconds after which a trial counts as failed; None for no bound.
     """
     client = copy.deepcopy(client).to(batch.key.device)
     for training, compute in ((True, _loss), (False, _table), (False, _predictions)):
         client.train(training)
         if failure := _failure(client, compute, batch, fabric, time_limit, mapped=True):
             alone = _failure(client, compute, batch, fabric, time_limit, mapped=False)
-            return "" if alone == failure else failure  # where both fail, the error without vmap is the user's own
+            return "" if alone == failure else failure  # if both fail, the error without vmap is the user's own
     return ""
 
 
 def check_buffers(client: ClientModule, collator: Collator, first: int, time_limit: float | None) -> None:
-    """Refuse a net with buffers that training changes; those that it never changes are constants.
+    """Refuse a net with buffers that training changes; other buffers are constants.
 
-    Running statistics of PyTorch's layers, and all of a plain PyG module's, are parameters by now.
+    Running statistics of PyTorch's layers and the changing buffers of a plain PyG module are parameters by now.
 
     Raises:
         ValueError: The net has one.
@@ -62,15 +62,15 @@ def check_buffers(client: ClientModule, collator: Collator, first: int, time_lim
         return
     copied = copy.deepcopy(client).to(collator.device).train()
     batch = single(collator([first]))
-    # what goes wrong here does so once more, and is told then
+    # an error here occurs once more later, and is reported then
     with torch.no_grad(), torch.random.fork_rng(), contextlib.suppress(Exception), within(time_limit):
         copied.output(copied.parameter_dict(), batch)
     now = dict(copied.net.named_buffers())
     changed = [name for name, value in before.items() if name not in now or not equal(value, now[name])]
     if changed:
         raise ValueError(
-            f"model.net changes {', '.join(sorted(changed))} while it trains, outside its parameters, which neither "
-            "checkpoints nor payloads hold: make it a parameter with requires_grad=False named running_mean or "
+            f"model.net changes {', '.join(sorted(changed))} while it trains, outside its parameters, which is in "
+            "neither checkpoints nor payloads: make it a parameter with requires_grad=False named running_mean or "
             "running_var, or use fl_lightning.models.BatchNorm"
         )
 
@@ -79,7 +79,7 @@ def check_batches_of_one(client: ClientModule, collator: Collator, clients: Sequ
     """Refuse clients whose training would give a BatchNorm one example, which has no variance.
 
     Raises:
-        ValueError: A client of them has such a step.
+        ValueError: A client has such a step.
     """
     norms = [layer for layer in client.net.modules() if isinstance(layer, (BatchNorm, *TORCH_NORMS))]
     alone = [member for member in clients if norms and collator.least_examples(member) == 1]
@@ -97,21 +97,21 @@ def check_batches_of_one(client: ClientModule, collator: Collator, clients: Sequ
             copied.output(copied.parameter_dict(), batch)
     except Exception as error:
         if TOO_FEW not in str(error):
-            return  # it is tried once more, and told
+            return  # it occurs once more, and is reported then
         client_data = collator.client_data(first)
-        more = f"; so have {len(alone) - 1} more clients" if len(alone) > 1 else ""
+        more = f"; {len(alone) - 1} more clients have one, too" if len(alone) > 1 else ""
         if client_data.num_examples == 1:
             remedy = "give it more training examples (data.splitter, data.partitioner), or take a net without BatchNorm"
         else:
             remedy = "set data.drop_last to true, or a larger data.batch_size"
         raise ValueError(
-            f"client {client_data.name!r} has a training step with one example, of which BatchNorm in model.net has no "
-            f"variance ({TOO_FEW}){more}: {remedy}"
+            f"client {client_data.name!r} has a training step with one example, for which BatchNorm in model.net has "
+            f"no variance ({TOO_FEW}){more}: {remedy}"
         ) from None
 
 
 def equal(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors hold the same, nan included."""
+    """Whether two tensors have the same values, including nan."""
     return torch.equal(one.isnan(), other.isnan()) and torch.equal(one.nan_to_num(), other.to(one.device).nan_to_num())
 
 
@@ -136,7 +136,7 @@ def _failure(
     *,
     mapped: bool,
 ) -> str:
-    """What goes wrong, in its first line; empty if nothing does."""
+    """The first line of the error that occurs; empty if none does."""
     leaves = {
         name: (parameter.detach()[None] if mapped else parameter.detach().clone()).requires_grad_(
             parameter.requires_grad
@@ -151,7 +151,7 @@ def _failure(
                 result = compute(client, leaves, single(batch))
             if compute is _loss and isinstance(result, Tensor) and result.requires_grad:
                 torch.autograd.grad(result.sum(), [p for p in leaves.values() if p.requires_grad], allow_unused=True)
-    except Exception as error:  # it is its user's code
+    except Exception as error:  # it is the user's code
         return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     return ""
 

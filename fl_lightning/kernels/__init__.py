@@ -1,1 +1,1 @@
-"""Computations for one client or many at once, which know nothing of rounds or servers."""
+"""Computations for one client or many at once, independent of rounds and servers."""

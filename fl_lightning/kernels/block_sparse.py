@@ -182,23 +182,23 @@ class _BlockMatmul(Function):
 def block_matmul(operator: BlockSparse, x: Tensor, *, transpose: bool = False, owner: Tensor | None = None) -> Tensor:
     """Multiply each client's sparse block (or its transpose) with its dense matrix, or with one that all have.
 
-    ``vmap`` does not see whose the blocks are, as they are passed in one object. A tensor that it does see tells it:
-    where the owner is mapped, every client has a block of its own, also if ``x`` is the same for all; where it is not,
-    the blocks are the same for all that is mapped.
+    ``vmap`` cannot tell to which clients the blocks belong, as they are passed in one object. The owner, a tensor that
+    it sees, tells it: if the owner is mapped, every client has a block of its own, even if ``x`` is the same for all;
+    if not, the blocks are the same for everything that is mapped.
 
     Args:
         operator: The blocks.
         x: The dense matrices.
         transpose: Multiply with the transposed blocks.
-        owner: Any tensor of the clients' that has a leading client dimension wherever the blocks have one, such as a
-            mask of their batch; its values are not read. None: of ``x``, every ``vmap`` is over the clients.
+        owner: Any tensor of the clients that has a leading client dimension if the blocks have one, such as a mask of
+            their batch; its values are not read. None if every ``vmap`` of ``x`` is over the clients.
 
     Shapes:
         x: (M, D), or (C, M, D), also where it is seen as (M, D) under ``vmap``; the operator's ``num_blocks`` must be
             C, or 1 for one matrix that all clients share.
 
     Returns:
-        (N, D), likewise.
+        (N, D), or (C, N, D).
     """
     product: Tensor = _BlockMatmul.apply(x, operator, transpose, owner)  # type: ignore[no-untyped-call]
     return product

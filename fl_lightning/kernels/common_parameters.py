@@ -1,4 +1,4 @@
-"""What nets of different architectures have in common, among their parameters as one vector."""
+"""Common parameters of nets with different architectures, in their flat parameter vectors."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -8,11 +8,11 @@ from torch import Tensor
 
 
 def common_first(nets: Sequence[Mapping[str, Tensor]]) -> list[slice | Tensor]:
-    """For each net the places of its flat parameters, those first that all nets have: the leading blocks of each name.
+    """Indices of each net's flat parameters, those that all nets have first: the leading blocks of each name.
 
     Example:
         >>> narrow, wide = {"w": torch.zeros(2, 1), "b": torch.zeros(1)}, {"w": torch.zeros(2, 3), "b": torch.zeros(3)}
-        >>> [place.tolist() for place in common_first([narrow, wide])]
+        >>> [index.tolist() for index in common_first([narrow, wide])]
         [[0, 1, 2], [0, 3, 6, 1, 2, 4, 5, 7, 8]]
     """
     if len(nets) == 1:

@@ -174,10 +174,10 @@ def edge_products(edges: Edges, to_KND: Tensor, from_KND: Tensor, *, owner: Tens
 
     Args:
         edges: The clients' edges.
-        to_KND: What the nodes have that edges lead to.
-        from_KND: What those have that edges come from.
-        owner: Any tensor of the clients' that has a leading client dimension wherever they have graphs of their own,
-            such as a mask of their batch (see :func:`fl_lightning.kernels.block_sparse.block_matmul`).
+        to_KND: Values of the nodes that edges lead to.
+        from_KND: Values of the nodes that edges come from.
+        owner: Any tensor of the clients that has a leading client dimension if they have graphs of their own, such as a
+            mask of their batch (see :func:`fl_lightning.kernels.block_sparse.block_matmul`).
 
     Shapes:
         to_KND, from_KND: (K, N, D) of one client, under ``vmap`` too; of a stack (K, C, N, D).
@@ -190,13 +190,13 @@ def edge_products(edges: Edges, to_KND: Tensor, from_KND: Tensor, *, owner: Tens
 
 
 def edge_sums(edges: Edges, weight_KE: Tensor, from_KND: Tensor, *, owner: Tensor, turned: bool = False) -> Tensor:
-    """At every node the sum over the edges that lead to it of weight times what is at the other end, (K, N, D).
+    """For every node, the sum over the edges that lead to it of weight times value of the other end, (K, N, D).
 
     Args:
         edges: The clients' edges.
-        weight_KE: Of the edges, as :func:`edge_products` returns them; padding is not read.
-        from_KND: What the nodes have.
-        owner: See there.
+        weight_KE: Weights of the edges, in the order of :func:`edge_products`; padding is not read.
+        from_KND: Values of the nodes.
+        owner: As in :func:`edge_products`.
         turned: Sum over the edges that come from a node instead.
     """
     sums: Tensor = _EdgeSums.apply(weight_KE, from_KND, edges, turned, owner)  # type: ignore[no-untyped-call]

@@ -1,6 +1,6 @@
 """Random neighbors, edges and columns of many clients' sparse matrices at once.
 
-What is drawn for a client depends on its key and on places in its own block, neither on padding nor on the others.
+What is drawn for a client depends on its key and on indices in its own block, but not on padding or other clients.
 """
 
 from typing import Any
@@ -57,10 +57,10 @@ def sample_neighbors(key: Tensor, allowed: Tensor, operator: BlockSparse, count:
         key: int64 key of each client (C,), or a scalar for one client, also under ``vmap``.
         allowed: Nodes that may be drawn, (C, N) or (N,).
         operator: Its entries are the edges, (N, N) for each client; the neighbors of a row are its columns.
-        count: Most neighbors of a node.
+        count: Largest number of neighbors of a node.
 
     Returns:
-        int64 places of the neighbors, (C, N, count) or (N, count); -1 where there are no more.
+        int64 indices of the neighbors, (C, N, count) or (N, count); -1 where there are no more.
     """
     drawn: Tensor = _SampleNeighbors.apply(key, allowed, operator, count)  # type: ignore[no-untyped-call]
     return drawn
@@ -157,7 +157,7 @@ def drop_edges(
     Args:
         key: int64 key of each client (C,), or a scalar for one client, also under ``vmap``.
         operator: Â of the clients, D the sums of the rows of A + I.
-        probability: Of an edge to be dropped, in [0, 1]; loops stay.
+        probability: Probability that an edge is dropped, in [0, 1]; loops stay.
         links: Ones where A has entries, if these are weights; None if they are ones.
 
     Returns:
@@ -188,7 +188,7 @@ def mask_columns(key: Tensor, operator: BlockSparse, probability: float) -> Bloc
     Args:
         key: int64 key of each client (C,), or a scalar for one client, also under ``vmap``.
         operator: The clients' matrices.
-        probability: Of a column, in [0, 1].
+        probability: Probability of a column, in [0, 1].
     """
     values, transposed = _MaskColumns.apply(key, operator, probability)  # type: ignore[no-untyped-call]
     pair = (with_values(operator.matrix, values), with_values(operator.transposed, transposed))

@@ -41,8 +41,8 @@ class RandomRows:
     Args:
         num_rows: R.
         num_columns: D.
-        draw: What signs and rows are drawn from, by name: ``columns``, ``rows`` and ``signs``.
-        place_R: Which of the drawn rows these are, where matrices of one draw share some; the first ones if None.
+        draw: Generators of the random draws, by name: ``columns``, ``rows`` and ``signs``.
+        place_R: Which of the drawn rows these are, if matrices of one draw share some; None for the first ones.
     """
 
     def __init__(

@@ -6,8 +6,8 @@ FedAux (the paper's eq. 6): node v with score s_v in [-1, 1] gets the kernel-wei
 
 The paper computes it densely, O(N^2 D) time and O(N^2) memory. Here a cosine series with features phi and weights w
 (:mod:`fl_lightning.kernels.cosine_series`) gives M = diag(w) sum_u phi(s_u) [h_u || 1] once and then
-[numerator || denominator] = phi(s_v)^T M for every node: O(N P D) time. Nodes are aggregated blocks whose features are
-computed anew in the backward, so beyond z and the gradients of h and s the memory is O(P D) and a few MiB.
+[numerator || denominator] = phi(s_v)^T M for every node: O(N P D) time. Nodes are processed in blocks whose features
+are recomputed in the backward, so beyond z and the gradients of h and s the memory is O(P D) and a few MiB.
 
 Error. Let every kernel value be off by at most e, and D_v = sum_u kappa(s_v, s_u). The computed z~_v satisfies
 z~_v - z_v = sum_u (kappa~ - kappa)(s_v, s_u) (h_u - z_v) / D~_v, hence |z~_v - z_v| <= 2 N e max|h| / (D_v - N e).
@@ -100,7 +100,7 @@ def kernel_smooth(
     """
     if not 0 < bandwidth < math.inf:
         raise ValueError(
-            f"bandwidth={bandwidth} is no kernel width: it must be above 0 and finite. Scores lie in [-1, 1]: "
+            f"bandwidth={bandwidth} is not a kernel width: it must be above 0 and finite. Scores are in [-1, 1]: "
             "1 is the paper's choice, 0.01 keeps nearly every node to itself, 10 nearly gives the mean of all."
         )
     if not 0 < tolerance <= 0.1:

@@ -1,4 +1,4 @@
-"""What the nets share: a linear layer for stacks of clients, and checks of settings."""
+"""A linear layer for stacks of clients, and checks of settings that the nets share."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from fl_lightning.kernels.autograd import lead_with_clients, quick
 
 
 class Linear(nn.Linear):
-    """``torch.nn.Linear`` whose weight and bias may have leading client dimensions, as its input may."""
+    """``torch.nn.Linear`` whose weight and bias may have leading client dimensions, like its input."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Map (..., in_features) to (..., out_features)."""

@@ -1,11 +1,12 @@
-"""Mixing each number over the clients that moved it, instead of over all: averages that nobody dilutes.
+"""Masked averaging: each coordinate is mixed over the clients that updated it, instead of over all.
 
-A client whose data never touch a number (the row of a word that it does not have) sends it back as it received it. Its
-vote says nothing, yet in W θ it holds the number where it was. Niu, Wu, Tang, Hua, Jia, Lv, Wu, Chen: "Billion-scale
-Federated Learning on Mobile Clients: A Submodel Design with Tunable Privacy", MobiCom 2020, average a row of an
-embedding over the clients that have its key; here the number itself shows who moved it.
+A client whose data never touch a coordinate (such as the row of a word that it does not have) sends it back as it
+received it. It has no information about it, yet in W θ it pulls the coordinate back to its old value. Niu, Wu, Tang,
+Hua, Jia, Lv, Wu, Chen: "Billion-scale Federated Learning on Mobile Clients: A Submodel Design with Tunable Privacy",
+MobiCom 2020, average a row of an embedding over the clients that have its key; here the coordinate itself shows which
+clients updated it.
 
-Shape legend: R rows of W (1 for one common model, else C), C clients that responded, P numbers of a parameter.
+Shape legend: R rows of W (1 for one common model, else C), C clients that responded, P values of a parameter.
 """
 
 import torch
@@ -13,11 +14,11 @@ from torch import Tensor
 
 
 def masked_average(mixing_RC: Tensor, sent_CP: Tensor, received_CP: Tensor) -> Tensor:
-    """W θ with each row of W restricted, number by number, to the clients that moved the number, (R, P).
+    """W θ with each row of W restricted, coordinate by coordinate, to the clients that updated it, (R, P).
 
-    With m_jp = [sent_jp ≠ received_jp] the result is Σ_j W_ij m_jp sent_jp / Σ_j W_ij m_jp, and plain W θ where nobody
-    of whom the row takes anything moved the number. Local training must leave untouched numbers alone: without weight
-    decay, or with one of ``fl_lightning.optimizers``.
+    With m_jp = [sent_jp ≠ received_jp] the result is Σ_j W_ij m_jp sent_jp / Σ_j W_ij m_jp, and plain W θ if no client
+    with a positive weight in the row updated the coordinate. Local training must leave untouched coordinates alone: use
+    no weight decay, or an optimizer of ``fl_lightning.optimizers``.
 
     Args:
         mixing_RC: W, without negative entries.
@@ -26,7 +27,7 @@ def masked_average(mixing_RC: Tensor, sent_CP: Tensor, received_CP: Tensor) -> T
 
     Example:
         >>> sent, received = torch.tensor([[1.0, 5.0], [3.0, 0.0], [0.0, 0.0]]), torch.zeros(1, 2)
-        >>> masked_averaging(torch.tensor([[0.25, 0.25, 0.5]]), sent, received)
+        >>> masked_average(torch.tensor([[0.25, 0.25, 0.5]]), sent, received)
         tensor([[2., 5.]])
     """
     mixing_RC = mixing_RC.to(sent_CP)

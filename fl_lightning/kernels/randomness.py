@@ -153,7 +153,7 @@ def random_order(key: Tensor, mask: Tensor, count: int) -> tuple[Tensor, Tensor]
 
     Args:
         key: int64 keys, shape (*batch).
-        mask: Which elements may be drawn, (*batch, N). An element's luck does not depend on N.
+        mask: Which elements may be drawn, (*batch, N). The draw of an element does not depend on N.
         count: How many to draw, at most N.
 
     Returns:
@@ -164,14 +164,14 @@ def random_order(key: Tensor, mask: Tensor, count: int) -> tuple[Tensor, Tensor]
 
 
 def random_places(key: Tensor, mask: Tensor) -> Tensor:
-    """Where each element comes in a uniformly random order of those that the mask allows.
+    """The rank of each element in a uniformly random order of those that the mask allows.
 
     Args:
         key: int64 keys, shape (*batch).
         mask: Which elements are ordered, (*batch, N). Their order does not depend on N.
 
     Returns:
-        Places (*batch, N) from 0; those of the others follow.
+        Ranks (*batch, N) from 0; those of the other elements follow.
     """
     return _tickets(key, mask).argsort(dim=-1).argsort(dim=-1)
 
@@ -204,7 +204,7 @@ _NO_TICKET = torch.iinfo(torch.int64).max
 
 
 def _tickets(key: Tensor, mask: Tensor) -> Tensor:
-    """A random number for each element that the mask allows, unique, so that no draw hangs on a tie; (*batch, N)."""
+    """A unique random number for each element that the mask allows, so that there are no ties; (*batch, N)."""
     num_elements = mask.shape[-1]
     (word,) = _words(key, (num_elements, 0x3C6EF372))
     ticket = (word.long() << 31) + torch.arange(num_elements, device=key.device)

@@ -1,4 +1,4 @@
-"""Nets of clients; none of them knows of federated learning."""
+"""Nets of clients, which are independent of federated learning."""
 
 from fl_lightning.models.adaptive_gcn import AdaptiveGCN
 from fl_lightning.models.augmented_gcn import AugmentedGCN

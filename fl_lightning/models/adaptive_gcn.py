@@ -1,4 +1,4 @@
-"""AdaFGL's client: a GCN that the federation trains, and two modules that a client trains on what the GCN predicts.
+"""AdaFGL's client: a GCN that the federation trains, and two modules that a client trains on the GCN's predictions.
 
 Li, Wu, Zhang, Sun, Li, Wang: "AdaFGL: A New Paradigm for Federated Node Classification with Topology Heterogeneity",
 ICDE 2024.
@@ -18,18 +18,18 @@ from fl_lightning.kernels.linear import Linear
 from fl_lightning.kernels.randomness import dropout, subkey
 from fl_lightning.models.gcn import GCN
 
-#: Powers of the corrected adjacency by which features are propagated, 0 among them.
+#: Powers of the corrected adjacency by which features are propagated, including 0.
 NUM_HOPS = 4
 
 
 class HopMLP(nn.Module):
-    """A perceptron on [X, ÃX, Ã²X, ...] that never holds these: Σ_h Ã^h (X W_h) is computed from the inside.
+    """A perceptron on [X, ÃX, Ã²X, ...] that never stores these: Σ_h Ã^h (X W_h) is computed from the inside.
 
     Each hidden layer is followed by PReLU and dropout.
 
     Args:
         num_features: F.
-        widths: Of the hidden layers and of the output.
+        widths: Widths of the hidden layers and of the output.
         num_hops: Powers of Ã, from 0 on.
         dropout: Drop probability after each hidden layer.
     """
@@ -78,7 +78,7 @@ class Heterophilous(nn.Module):
     def forward(
         self, batch: GraphBatch, propagation_NN: Tensor, likeness_NN: Tensor, share: float, *, below_mean: str
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What each of the three says of the nodes, (N, K)."""
+        """Logits of each of the three, (N, K)."""
         e_NK = self.messages(batch, propagation_NN, "messages")
         relation_NN = relation(e_NK, likeness_NN, batch.node_mask, share, below_mean=below_mean)
         attracted_NK = (prelu(relation_NN, self.slope) @ e_NK).softmax(dim=1)
@@ -91,7 +91,7 @@ class Heterophilous(nn.Module):
 
 
 class AdaptiveGCN(GCN):
-    """A GCN (``convs.*``, ``head.*``), which predicts, with modules ``homophilous.*`` and ``heterophilous.*`` beside.
+    """A GCN (``convs.*``, ``head.*``), which predicts, and modules ``homophilous.*`` and ``heterophilous.*``.
 
     Args:
         in_channels: Width of the node features.
@@ -123,7 +123,7 @@ def prelu(value: Tensor, slope: Tensor) -> Tensor:
 
 
 def likeness(probability_NK: Tensor, real_N: Tensor, threshold: float) -> Tensor:
-    """R: 1 where two nodes' rows have a cosine above the threshold, no node with itself, (N, N)."""
+    """R: 1 where the rows of two different nodes have a cosine above the threshold, (N, N)."""
     unit_NK = F.normalize(probability_NK, dim=1)
     return ((unit_NK @ unit_NK.T > threshold) & _pairs(real_N)).to(probability_NK)
 

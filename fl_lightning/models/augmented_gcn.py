@@ -23,7 +23,7 @@ from fl_lightning.models.output import NetOutput
 
 
 class SecondView(NamedTuple):
-    """What comes of the second view, and what it was drawn from.
+    """The result of the second view, and what it was drawn from.
 
     Attributes:
         output: Logits and embeddings.
@@ -67,12 +67,12 @@ class AugmentedGCN(GCN):
     def forward(  # type: ignore[override]
         self, batch: GraphBatch, proposed_NP: Tensor | None = None, key: Tensor | None = None
     ) -> NetOutput | SecondView:
-        """Logits and embeddings; with proposed neighbors (places, or -1 for none) those of a second view.
+        """Logits and embeddings; with proposed neighbors (indices, or -1 for none) those of a second view.
 
         Args:
             batch: One client's graph.
-            proposed_NP: For a second view.
-            key: Of the second view's edges.
+            proposed_NP: The proposed neighbors, for a second view.
+            key: Random key of the second view's edges.
         """
         if proposed_NP is None or key is None:
             return super().forward(batch)
@@ -109,8 +109,8 @@ def proposed_edges(batch: GraphBatch, proposed_NP: Tensor) -> Tensor:
     """A₂: edges, loops and proposed edges, both ways, (N, N), 0 or 1."""
     num_nodes = len(batch.y)
     eye_NN = torch.eye(num_nodes, dtype=batch.dtype, device=batch.y.device)
-    place_N = torch.arange(num_nodes, device=batch.y.device)
-    proposed_NN = (proposed_NP[..., None] == place_N).any(dim=1) & batch.node_mask[:, None]
+    index_N = torch.arange(num_nodes, device=batch.y.device)
+    proposed_NN = (proposed_NP[..., None] == index_N).any(dim=1) & batch.node_mask[:, None]
     edge_NN = block_matmul(batch.adjacency, eye_NN, owner=batch.node_mask) > 0
     return (edge_NN | proposed_NN | proposed_NN.T).to(batch.dtype)
 

@@ -1,8 +1,8 @@
-"""Batch normalization in clients: a layer that leaves padding out, and what of it is a running statistic.
+"""Batch normalization in clients: a layer that leaves padding out, and its running statistics.
 
 Ioffe, Szegedy: "Batch Normalization", ICML 2015. Running statistics are parameters without gradient here, named
-``running_mean`` and ``running_var``: so they are in checkpoints, and are communicated or kept local as other parameters
-do.
+``running_mean`` and ``running_var``, so that they are in checkpoints, and are communicated or kept local like other
+parameters.
 """
 
 import torch
@@ -11,24 +11,24 @@ from torch._C._functorch import is_batchedtensor
 
 from fl_lightning.kernels.linear import check_widths
 
-#: Their names in a layer.
+#: Names of running statistics in a layer.
 STATISTICS = ("running_mean", "running_var")
-#: Layers of PyTorch's, and of PyG's after them, that have them, and that count padding.
+#: Layers of PyTorch, and those of PyG that wrap them, that have running statistics and count padding.
 TORCH_NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
-#: How PyTorch begins what it says of a batch that has no variance.
+#: How PyTorch's error about a batch without variance begins.
 TOO_FEW = "Expected more than 1 value per channel when training"
 
 
 class BatchNorm(nn.Module):
-    """Normalize each channel over the examples of a client that count; of one client, on a stack, or under ``vmap``.
+    """Normalize each channel over the examples of a client that count; for one client, a stack, or under ``vmap``.
 
-    In training mode by the batch's mean and variance, whose running means are kept; in eval mode by these.
-    One example has no variance, and is refused in training as PyTorch refuses it; under ``vmap``, and on a GPU, which
-    a look at the mask would hold up, nothing is looked at, so executors check all clients before they train.
+    In training mode it uses the batch's mean and variance, whose running means are kept, and in eval mode the latter.
+    One example has no variance, and is refused in training as in PyTorch; this is not checked under ``vmap``, nor on a
+    GPU, where reading the mask would cost time, so executors check all clients before they train.
 
     Args:
-        num_features: Channels.
-        momentum: Share of the batch's in the new running statistics, in (0, 1].
+        num_features: Number of channels.
+        momentum: Weight of the batch's statistics in the new running statistics, in (0, 1].
         eps: Added to the variance.
 
     Shapes:
@@ -55,7 +55,7 @@ class BatchNorm(nn.Module):
             mask: Which of them count for the statistics.
 
         Raises:
-            ValueError: In training one example counts, of a client.
+            ValueError: In training, only one example of a client counts.
         """
         mean: Tensor = self.running_mean
         variance: Tensor = self.running_var
@@ -77,10 +77,10 @@ class BatchNorm(nn.Module):
 
 
 def refuse_one(mask: Tensor) -> None:
-    """Refuse a batch in which one example counts, of any client of a stack; mask (..., N).
+    """Refuse a batch in which only one example counts, for any client of a stack; mask (..., N).
 
     Raises:
-        ValueError: There is one.
+        ValueError: Only one example counts.
     """
     if (mask.sum(dim=-1) == 1).any():
         raise ValueError(f"{TOO_FEW}, got one example")
@@ -90,7 +90,7 @@ def adopt_statistics(net: nn.Module) -> None:
     """Make the running statistics of PyTorch's layers parameters without gradient, as those of :class:`BatchNorm` are.
 
     Raises:
-        ValueError: A layer averages over all batches that it has seen, whose number is no parameter.
+        ValueError: A layer averages over all batches that it has seen, and their number is not a parameter.
     """
     for name, layer in net.named_modules():
         if not isinstance(layer, TORCH_NORMS) or layer._buffers.get(STATISTICS[0]) is None:
@@ -103,11 +103,11 @@ def adopt_statistics(net: nn.Module) -> None:
 
 
 def adopt(net: nn.Module, name: str) -> None:
-    """Make a buffer that training changes a parameter without gradient, one of the net's running statistics.
+    """Turn a buffer that training changes into a parameter without gradient, one of the net's running statistics.
 
     Args:
         net: The net.
-        name: The buffer's name in it.
+        name: Name of the buffer in it.
     """
     owner, _, statistic = name.rpartition(".")
     layer = net.get_submodule(owner)
@@ -128,7 +128,7 @@ def statistics_of(net: nn.Module) -> frozenset[str]:
 
 
 def has_torch_norms(net: nn.Module) -> bool:
-    """Whether the net has layers of PyTorch's that normalize over examples, padding among them."""
+    """Whether the net has PyTorch layers that normalize over examples, including padding."""
     return any(isinstance(layer, TORCH_NORMS) for layer in net.modules())
 
 

@@ -193,7 +193,7 @@ class CNN(nn.Module):
         super().__init__()
         if isinstance(in_features, int) or len(in_features) != 3:
             raise ValueError(
-                f"in_features={in_features} is no shape of an image, (channels, rows, columns): "
+                f"in_features={in_features} is not the shape of an image, (channels, rows, columns): "
                 "give CNN a source of images, or choose MLP"
             )
         if not filters:

@@ -1,4 +1,4 @@
-"""A GCN whose nodes have further neighbors, of whom only the hidden layer is known (FedGNN).
+"""A GCN whose nodes have further neighbors of which only the hidden layer is known (FedGNN).
 
 Shape legend: N nodes of one client, D width.
 """
@@ -37,7 +37,7 @@ class ExpandedGCN(GCN):
         dropout: float = 0.5,
     ) -> None:
         if num_layers < 2:
-            raise ValueError(f"num_layers must be at least 2, got {num_layers}: the second one hears of other clients")
+            raise ValueError(f"num_layers must be at least 2, got {num_layers}: the second one reads received rows")
         super().__init__(
             in_channels, out_channels, hidden_channels=hidden_channels, num_layers=num_layers, dropout=dropout
         )

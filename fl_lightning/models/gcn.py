@@ -24,10 +24,10 @@ from fl_lightning.models.output import NetOutput
 def convolve(x_NF: Tensor | None, weight_FD: Tensor, bias_D: Tensor | None, batch: GraphBatch) -> Tensor:
     """Â x W + b, of the batch's own features where ``x_NF`` is None; on a stack with a leading client dimension.
 
-    The features never change: dense ones are kept already propagated, sparse ones are multiplied as such. Clients may
-    have weight, bias or graph in common, on a stack and under ``vmap``.
+    The features never change: dense ones are stored already propagated, sparse ones are multiplied as such. Clients may
+    share weight, bias or graph, on a stack and under ``vmap``.
 
-    A stack has a first derivative only, and no rule for another ``vmap``; one client, also under ``vmap``, has all.
+    A stack has only a first derivative and does not support another ``vmap``; one client, also under ``vmap``, does.
     """
     bias_D = weight_FD.new_zeros(weight_FD[..., 0, :].shape) if bias_D is None else bias_D
     features: BlockSparse | None = None
@@ -114,7 +114,7 @@ class GraphConvolution(nn.Module):
     Args:
         in_channels: Width of the input.
         out_channels: Width of the output.
-        bias: Whether there is b; none is felt before a normalization.
+        bias: Whether there is b; it has no effect before a normalization.
     """
 
     #: Weights of edges are in Â.
@@ -137,7 +137,7 @@ class ConvolutionStack(nn.Module):
     Args:
         convs: The convolutions, in order; their outputs are of one width.
         dropout: Drop probability after each convolution, in [0, 1).
-        norms: What normalizes the output of each, over the client's nodes; none if empty.
+        norms: Normalization of the output of each, over the client's nodes; none if empty.
     """
 
     def __init__(self, convs: Iterable[nn.Module], *, dropout: float, norms: Iterable[nn.Module] = ()) -> None:
@@ -153,7 +153,7 @@ class ConvolutionStack(nn.Module):
 
         Args:
             batch: The graph.
-            change: Makes other outputs of each convolution, by its number.
+            change: Changes the output of each convolution, by its index.
         """
         h_ND: Tensor | None = None
         drops = self.training and self.dropout > 0
@@ -171,7 +171,7 @@ class ConvolutionStack(nn.Module):
         return embedding_ND, h_ND
 
     def drop(self, h_ND: Tensor, batch: GraphBatch, layer: int) -> Tensor:
-        """Dropout in training mode, with a draw of its own for each layer; the convolutions have the first ones."""
+        """Dropout in training mode, with a separate draw for each layer; the convolutions have the first ones."""
         return dropout(h_ND, batch.key + layer, self.dropout) if self.training else h_ND
 
 

@@ -1,8 +1,8 @@
 """GraphSAGE with the mean aggregator, on all neighbors of a node.
 
 Hamilton, Ying, Leskovec: "Inductive Representation Learning on Large Graphs", NeurIPS 2017, Algorithm 1: with d_v
-neighbors u of node v, h'_v = W_self h_v + W_neighbors (1/d_v) Σ_u h_u + b. The paper draws some neighbors for every
-batch; a client's graph is trained whole here, and so are they.
+neighbors u of node v, h'_v = W_self h_v + W_neighbors (1/d_v) Σ_u h_u + b. The paper samples neighbors for every
+batch; here a client's graph is trained full-batch, with all neighbors.
 """
 
 import torch

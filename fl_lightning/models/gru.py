@@ -49,7 +49,7 @@ class GRULayer(nn.Module):
             nn.init.uniform_(parameter, -(hidden_channels**-0.5), hidden_channels**-0.5)
 
     def read(self, x_NF: Tensor) -> Tensor:
-        """What inputs add to the gates, (..., N, G): W x + b, and c_r and c_z, which need not wait for the state.
+        """The inputs' part of the gates, (..., N, G): W x + b, plus c_r and c_z, which do not depend on the state.
 
         The rows may be the steps of many examples: one product for all of them.
         """
@@ -58,7 +58,7 @@ class GRULayer(nn.Module):
         return x_NF @ self.weight_ih_l0.mT + bias_G.unsqueeze(-2)
 
     def step(self, read_NG: Tensor, h_ND: Tensor) -> Tensor:
-        """The next state, (..., N, D), from what :meth:`read` makes of the step's input and from the state before."""
+        """The next state, (..., N, D), from the output of :meth:`read` for the step's input and the previous state."""
         hidden = self.weight_hh_l0.shape[-1]
         read_rz, read_n = torch.split(read_NG, [2 * hidden, hidden], dim=-1)
         recurrent_rz, recurrent_n = torch.split(h_ND @ self.weight_hh_l0.mT, [2 * hidden, hidden], dim=-1)
@@ -68,7 +68,7 @@ class GRULayer(nn.Module):
 
 
 class GRUForecaster(nn.Module):
-    """Reads T steps of a series and forecasts the next H, one after another, each from its own forecast of the last.
+    """Reads T steps of a series and forecasts the next H, one after another, each from its own previous forecast.
 
     The decoder starts from the encoder's last state and reads at first the last observed step, then its prediction
     with the other features of that step. ``head.*`` is the read-out, ``encoder.*`` and ``decoder.*`` are the backbone;
@@ -94,7 +94,7 @@ class GRUForecaster(nn.Module):
         super().__init__()
         if isinstance(in_features, int) or len(in_features) != 2:
             raise ValueError(
-                f"in_features={in_features} is no shape of a sequence, (steps, features): "
+                f"in_features={in_features} is not the shape of a sequence, (steps, features): "
                 "give GRUForecaster a source of series, or choose MLP"
             )
         num_steps, num_features = in_features

@@ -36,10 +36,10 @@ class _VectorNet(nn.Module):
         self.in_channels = math.prod(shape)
 
     def flat(self, batch: ExampleBatch) -> Tensor:
-        """The inputs as vectors, (..., N, in_channels); of a graph its nodes' features, if they are dense."""
+        """The inputs as vectors, (..., N, in_channels); for a graph its nodes' features, if they are dense."""
         if batch.x is None:
             raise ValueError(
-                "the features of this graph are kept sparse (bags of words), and only graph nets read those"
+                "the features of this graph are stored as sparse matrices (bags of words), which only graph nets read"
             )
         return batch.x.flatten(-self.num_dims) if self.num_dims > 1 else batch.x
 
@@ -92,7 +92,7 @@ class MLP(_VectorNet):
         a leading C for a stack.
 
     Raises:
-        ValueError: A width or the number of layers is below 1, or the dropout is no probability below 1.
+        ValueError: A width or the number of layers is below 1, or the dropout is not in [0, 1).
     """
 
     def __init__(

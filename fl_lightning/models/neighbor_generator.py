@@ -1,4 +1,4 @@
-"""NeighGen: says how many neighbors each node has lost, and what their features were.
+"""NeighGen: predicts how many neighbors each node has lost, and their features.
 
 Zhang, Yang, Li, Sun, Yiu: "Subgraph Federated Learning with Missing Neighbor Generation", NeurIPS 2021, section 3.2.
 With A without loops on the nodes that are not hidden, d their neighbors and M = (D + 1)^-1 (A + I), row by row:
@@ -27,13 +27,13 @@ Rounding: TypeAlias = Literal["nearest", "down"]
 
 
 class Generated(NamedTuple):
-    """What NeighGen says of a client's nodes.
+    """NeighGen's predictions for a client's nodes.
 
     Shapes:
         num_lost: ñ, how many neighbors each node has lost, (N,).
         features: x̃, (N, S, F).
-        used: Which slots hold a new neighbor, boolean (N, S).
-        logits: Of the classifier on the completed graph, (N, K).
+        used: Which slots have a new neighbor, boolean (N, S).
+        logits: Logits of the classifier on the completed graph, (N, K).
     """
 
     num_lost: Tensor
@@ -48,9 +48,9 @@ class NeighborGenerator(nn.Module):
     Args:
         in_channels: Width of the node features.
         out_channels: Number of classes.
-        hidden_channels: Widths of the encoder's two convolutions; the classifier's first has the first of them.
-        generator_channels: Widths of the two hidden layers that make features.
-        num_slots: Most new neighbors of a node.
+        hidden_channels: Widths of the encoder's two convolutions; the first also applies to the classifier.
+        generator_channels: Widths of the two hidden layers that generate features.
+        num_slots: Largest number of new neighbors of a node.
         dropout: Drop probability, in [0, 1).
         rounding: How ñ becomes a whole number: to the nearest one, or down.
     """
@@ -77,7 +77,7 @@ class NeighborGenerator(nn.Module):
         self.encoder = nn.ParameterList(_glorot(in_channels, first, latent))
         self.classifier = nn.ParameterList(_glorot(in_channels, first, out_channels))
         self.counter = nn.Linear(latent, 1)
-        nn.init.ones_(self.counter.bias)  # below zero for all nodes it would never learn
+        nn.init.ones_(self.counter.bias)  # below zero for all nodes, it would never learn
         self.features = nn.ModuleList([nn.Linear(latent, wide), nn.Linear(wide, wider)])
         self.features.append(nn.Linear(wider, num_slots * in_channels))
 
@@ -87,8 +87,8 @@ class NeighborGenerator(nn.Module):
         Args:
             batch: One client's graph.
             kept_N: Nodes that are not hidden, boolean.
-            key: Of noise and dropout.
-            drops: With dropout, whatever the mode of the module.
+            key: Random key of noise and dropout.
+            drops: Whether to apply dropout, whatever the mode of the module.
         """
         kept_N1 = kept_N[:, None].to(batch.dtype)
 

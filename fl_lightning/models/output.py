@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class NetOutput(NamedTuple):
-    """Predictions and the representation they are read from.
+    """Predictions, and the representation from which they are computed.
 
     Shapes:
         logits: (N, num_outputs), class scores, or predicted values in a regression.
@@ -18,7 +18,7 @@ class NetOutput(NamedTuple):
 
 
 def as_output(result: Any) -> NetOutput:
-    """What a net returned; logits that are alone are the embedding as well."""
+    """A net's result as ``NetOutput``; logits alone also serve as the embedding."""
     if isinstance(result, NetOutput):
         return result
     return NetOutput(result, result) if isinstance(result, Tensor) else NetOutput(result[0], result[1])

@@ -1,8 +1,8 @@
-"""Nets that know nothing of this package: plain PyG modules, and what the package needs to know of them.
+"""Nets that do not depend on this package: plain PyG modules, and what the package needs to know about them.
 
-A net of this package maps a batch to a ``NetOutput``. A net of a user's, or of PyG's, maps ``(x, edge_index)`` (or a
-PyG ``data``) to logits, to logits and an embedding, or to an embedding alone; :func:`fitted` finds out which and wraps
-it. It computes on one client's graph at a time, so the sequential executor runs it.
+A net of this package maps a batch to a ``NetOutput``. A user's or PyG's net maps ``(x, edge_index)`` (or a PyG
+``data``) to logits, to logits and an embedding, or to an embedding alone; :func:`fitted` finds out which and wraps it.
+It computes on one client's graph at a time, so the sequential executor runs it.
 """
 
 import contextlib
@@ -24,17 +24,16 @@ from fl_lightning.models.plain_inputs import (
 )
 from fl_lightning.models.plain_trial import Trial
 
-#: The head that is added to a module whose output is no row of logits.
+#: The head that is added to a module whose output is not as wide as the logits.
 ADDED_HEAD = "head"
 
 
 class PlainNet(nn.Module):
-    """A plain PyG module as a client's net. Its parameters have the names that they have in the module.
+    """A plain PyG module as a client's net. Its parameters keep the names that they have in the module.
 
-    Where the module's output is not as wide as the logits, a linear layer that reads it makes them; its parameters are
-    ``head.weight`` and ``head.bias``. ``forward`` of the module is given, beside features and edges, ``edge_weight``
-    and ``edge_attr`` if it has parameters of these names, or all of these in one PyG ``Data`` if its first one is
-    ``data``.
+    If the module's output is not as wide as the logits, a linear layer is added; its parameters are ``head.weight`` and
+    ``head.bias``. In addition to features and edges, ``forward`` of the module gets ``edge_weight`` and ``edge_attr``
+    if it has parameters of these names, or all of these in one PyG ``Data`` if its first parameter is ``data``.
 
     Args:
         net: Maps features (N, F) and edges (2, E) to (N, any width), or to a tuple of logits and an embedding.
@@ -42,25 +41,25 @@ class PlainNet(nn.Module):
         num_outputs: Width of the logits.
 
     Attributes:
-        head_names: The parameters of the last layer, which makes the logits: the added head's, or the module's own;
-            empty where no layer makes them.
+        head_names: The parameters of the last layer, which computes the logits: those of the added head or of the
+            module itself; empty if no layer computes them.
         embedding_channels: Width of the embedding.
         takes_edge_weight: Whether ``forward`` reads the weights of edges.
         takes_edge_attr: Whether it reads their attributes.
 
     Shapes:
-        batch: Of one client. logits ``(N, num_outputs)``; embedding: what the module's last layer reads, where the
-        logits are the module's own; else what the head reads.
+        batch: Of one client. logits ``(N, num_outputs)``; embedding: the input of the module's last layer if the
+        logits are the module's own, else the input of the head.
 
     Raises:
-        ValueError: The module does not compute one row of numbers for each node, or is one that clients cannot have.
+        ValueError: The module does not return one row of numbers for each node, or cannot be a client's net.
     """
 
     def __init__(self, net: nn.Module, num_features: int, num_outputs: int) -> None:
         super().__init__()
         check_inputs(net)
         adopt_statistics(net)
-        self._net = (net,)  # in a tuple, which is not registered: its parts are this module's own
+        self._net = (net,)  # in a tuple, so that it is not registered: its parts belong to this module
         self._inputs = Inputs(net)
         self.takes_edge_weight, self.takes_edge_attr = (
             self._inputs.takes_data or name in self._inputs.edges for name in EDGE_INPUTS
@@ -77,12 +76,12 @@ class PlainNet(nn.Module):
             self._head = trial.last_layer(num_outputs)
         elif isinstance(output, tuple):
             raise ValueError(
-                f"{self.plain_name} returns {logits.shape[-1]} logits of each node, but there are {num_outputs} outputs"
+                f"{self.plain_name} returns {logits.shape[-1]} logits per node, but there are {num_outputs} outputs"
             )
         elif ADDED_HEAD in self._modules or ADDED_HEAD in self._parameters:
             raise ValueError(
-                f"{self.plain_name} returns {logits.shape[-1]} numbers of each node where there are {num_outputs} "
-                f"outputs, and the layer that would be added is called {ADDED_HEAD}, as a part of it already is: "
+                f"{self.plain_name} returns {logits.shape[-1]} numbers per node, but there are {num_outputs} "
+                f"outputs, and the layer that would be added is called {ADDED_HEAD}, like a part of it: "
                 "rename that part, or return as many numbers as there are outputs"
             )
         else:
@@ -104,12 +103,12 @@ class PlainNet(nn.Module):
         return tuple(name for name, _ in self.named_parameters() if self._head and name.startswith(f"{self._head}."))
 
     def train(self, mode: bool = True) -> "PlainNet":
-        """Put the module itself, which its parts do not know, into the mode too."""
+        """Also set the mode of the module itself, which is not registered."""
         self._net[0].train(mode)
         return super().train(mode)
 
     def forward(self, batch: Any) -> NetOutput:
-        """Run the module on the client's graph; in training, what it draws at random follows from the batch's key."""
+        """Run the module on the client's graph; in training, its random draws follow from the batch's key."""
         with _drawn_by(batch.key) if self.training else contextlib.nullcontext():
             return self._run(batch.plain)
 
@@ -133,7 +132,7 @@ class PlainNet(nn.Module):
 
 @contextlib.contextmanager
 def _drawn_by(key: Tensor) -> Iterator[None]:
-    """Let torch's generators draw what follows from a key, and put them back afterward."""
+    """Seed torch's generators from a key, and restore them afterward."""
     with torch.random.fork_rng([key.device] if key.is_cuda else []):
         torch.manual_seed(int(key))
         yield
@@ -150,17 +149,17 @@ def name_of(net: nn.Module) -> str:
 
 
 def fitted(factory: Callable[..., nn.Module], num_features: Any, num_outputs: int) -> nn.Module:
-    """Build a net, and wrap it where it is a plain PyG module.
+    """Build a net, and wrap it if it is a plain PyG module.
 
     Args:
-        factory: Called with the widths of inputs and outputs; by name where it has ``in_channels`` and
-            ``out_channels``, as PyG's models have, whose second argument is another. Or a net, which is copied: its
+        factory: A function of the widths of inputs and outputs; they are passed by name if it has ``in_channels`` and
+            ``out_channels``, as PyG's models do, whose second argument is another. Or a net, which is copied: its
             weights are those that all clients start from.
         num_features: Width of the inputs, or the shape of one example.
         num_outputs: Width of the outputs.
 
     Raises:
-        ValueError: It is no net, or returns what is no prediction.
+        ValueError: It is not a net, or does not return predictions.
     """
     net = copy.deepcopy(factory) if isinstance(factory, nn.Module) else _made(factory, num_features, num_outputs)
     return PlainNet(net, num_features, num_outputs) if _is_plain(net) else net
@@ -172,7 +171,7 @@ def _made(factory: Callable[..., Any], num_features: Any, num_outputs: int, **se
     else:
         net = factory(num_features, num_outputs, **settings)
     if not isinstance(net, nn.Module):
-        raise ValueError(f"it makes a {type(net).__name__}, which is no torch.nn.Module")
+        raise ValueError(f"it makes a {type(net).__name__}, which is not a torch.nn.Module")
     return net
 
 
@@ -182,7 +181,7 @@ def _is_plain(net: nn.Module) -> bool:
 
 
 class PyGNet(PlainNet):
-    """A class of PyG's models, or of your own, by its path: for configurations.
+    """A model of PyG, or your own, by the path of its class, for configurations.
 
     Args:
         in_channels: Width of the features.
@@ -191,7 +190,7 @@ class PyGNet(PlainNet):
         arguments: Its other settings, for example ``{hidden_channels: 64, num_layers: 2}``.
 
     Raises:
-        ValueError: There is no such class, or it does not take the settings.
+        ValueError: There is no such class, or it does not accept the settings.
     """
 
     def __init__(

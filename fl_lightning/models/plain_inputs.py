@@ -1,4 +1,4 @@
-"""What a plain PyG module takes: how it is called with a client's graph, and what it reads of the edges."""
+"""Inputs of a plain PyG module: how it is called with a client's graph, and what it reads about the edges."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-#: What ``forward`` may read of the edges, by the names of its parameters; None where the data have none.
+#: What ``forward`` may read about the edges, by parameter name; None if the data have none.
 EDGE_INPUTS = ("edge_weight", "edge_attr")
 #: What it may read after the features.
 GIVEN = ("edge_index", *EDGE_INPUTS)
@@ -16,8 +16,8 @@ class Inputs:
     """How a module is called.
 
     Attributes:
-        takes_data: With a PyG ``Data``.
-        edges: What it reads of the edges, and whether it cannot do without.
+        takes_data: Whether it is called with a PyG ``Data``.
+        edges: What it reads about the edges, and whether that is required.
     """
 
     def __init__(self, net: nn.Module) -> None:
@@ -25,10 +25,10 @@ class Inputs:
         self.edges = {} if self.takes_data else edge_inputs(net)
 
     def __call__(self, net: nn.Module, graph: Any) -> Any:
-        """What the module makes of a graph with ``x``, ``edge_index`` and, maybe, ``edge_weight`` and ``edge_attr``.
+        """Call the module with a graph that has ``x``, ``edge_index`` and optionally edge weights and attributes.
 
         Raises:
-            ValueError: ``forward`` cannot do without what the graph does not have.
+            ValueError: ``forward`` requires something that the graph does not have.
         """
         edges = {name: getattr(graph, name, None) for name in EDGE_INPUTS}
         if self.takes_data:
@@ -41,10 +41,10 @@ class Inputs:
 
 
 def check_inputs(net: nn.Module) -> None:
-    """Refuse modules that would remember one client's graph, or need what clients' graphs do not have.
+    """Refuse modules that would cache one client's graph, or need something that clients' graphs do not have.
 
     Raises:
-        ValueError: It is one.
+        ValueError: It is such a module.
     """
     for name, module in net.named_modules():
         if getattr(module, "cached", False) is True:
@@ -56,14 +56,14 @@ def check_inputs(net: nn.Module) -> None:
     if others:
         raise ValueError(
             f"{type(net).__name__}.forward needs {', '.join(others)}, which clients' graphs do not have: it may take "
-            f"features, {', '.join(GIVEN)}, and what has a default"
+            f"features, {', '.join(GIVEN)}, and parameters with defaults"
         )
 
 
 def edge_inputs(net: nn.Module) -> dict[str, bool]:
-    """What a module's ``forward`` reads of the edges, and whether it cannot do without.
+    """What a module's ``forward`` reads about the edges, and whether that is required.
 
-    A layer or a model of PyG's that was made without ``edge_dim``, or that says it takes none, does not read them.
+    A PyG layer or model that was made without ``edge_dim``, or declares that it takes none, does not read them.
     """
     parameters = inspect.signature(net.forward).parameters
     result = {name: parameters[name].default is inspect.Parameter.empty for name in EDGE_INPUTS if name in parameters}
@@ -77,15 +77,15 @@ def edge_inputs(net: nn.Module) -> dict[str, bool]:
 
 
 def edge_widths(net: nn.Module) -> Iterator[int]:
-    """How wide the attributes of edges may be that a module reads: as wide as what one of its layers takes."""
+    """Possible widths of the edge attributes that a module reads: those that its layers take."""
     named = ("edge_dim", "in_edge_channels", "dim", "in_features", "in_channels")
     values = (vars(module).get(name) for name in named for module in net.modules())
     yield from dict.fromkeys([*(v for v in values if isinstance(v, int) and v > 0), 1])
 
 
 def parameters_of(function: Callable[..., Any]) -> list[str]:
-    """Names of a function's parameters; none where they cannot be told."""
+    """Names of a function's parameters; empty if they are unknown."""
     try:
         return list(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # of what is not written in Python
+    except (TypeError, ValueError):  # not written in Python
         return []

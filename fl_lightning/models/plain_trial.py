@@ -1,4 +1,4 @@
-"""What a plain PyG module is like: copies of it are called on three nodes."""
+"""Finds out what a plain PyG module returns, by calling copies of it on three nodes."""
 
 import copy
 import traceback
@@ -14,7 +14,7 @@ from fl_lightning.models.plain_inputs import GIVEN, Inputs, edge_widths, paramet
 
 
 class _Graph:
-    """Three nodes on a path."""
+    """A path of three nodes."""
 
     def __init__(self, num_features: int, *, like: Tensor | None, edge_width: int | None) -> None:
         to: dict[str, Any] = {} if like is None else {"dtype": like.dtype, "device": like.device}
@@ -25,7 +25,7 @@ class _Graph:
 
 
 class Trial:
-    """Calls copies of a module on three nodes, to see what it is like."""
+    """Calls copies of a module on three nodes to examine it."""
 
     def __init__(self, net: nn.Module, inputs: Inputs, num_features: int) -> None:
         self.net, self.inputs, self.name = net, inputs, type(net).__name__
@@ -36,7 +36,7 @@ class Trial:
             self.graph = _Graph(num_features, like=like, edge_width=width)
             try:
                 self._call(net if is_lazy else copy.deepcopy(net))
-            except Exception as error:  # it is its user's code
+            except Exception as error:  # it is the user's code
                 failures.append(error)
             else:
                 return
@@ -70,18 +70,18 @@ class Trial:
         return tuple(parts) if len(parts) > 1 else parts[0]
 
     def adopt_buffers(self) -> None:
-        """Make buffers that training changes parameters without gradient, as running statistics are.
+        """Turn buffers that training changes into parameters without gradient, like running statistics.
 
         Raises:
-            ValueError: One is no number with a fraction, or is not changed in place.
+            ValueError: One is not of a floating point type, or is not changed in place.
         """
         if not (changing := self._changing()):
             return
         for name, value in changing.items():
             if not value.is_floating_point():
                 raise ValueError(
-                    f"{self.name} counts in its buffer {name} while it trains, and only numbers with a "
-                    "fraction can be kept with a client's parameters: leave the counter out"
+                    f"{self.name} counts in its buffer {name} while it trains, and only floating point "
+                    "numbers can be kept with a client's parameters: leave the counter out"
                 )
             adopt(self.net, name)
         try:
@@ -112,9 +112,9 @@ class Trial:
         return result.embedding
 
     def last_layer(self, num_outputs: int) -> str:
-        """Name of the layer that makes the logits; empty if none does.
+        """Name of the layer that computes the logits; empty if none does.
 
-        It is the outermost one that ends last, reads a row for each node and leaves other parameters outside.
+        It is the outermost layer that ends last, reads a row for each node and does not contain all parameters.
         """
         ended: list[tuple[str, bool]] = []
 

@@ -1,4 +1,4 @@
-"""A graph convolutional network that reads whole graphs: what it makes of their nodes is pooled."""
+"""A graph convolutional network for whole graphs: its output for their nodes is pooled."""
 
 from fl_lightning.batches.graph_sets import GraphSetBatch, Pooling
 from fl_lightning.models.gcn import GCN
@@ -21,7 +21,7 @@ class PooledGCN(GCN):
         batch: Of G graphs. logits ``(G, out_channels)``; embedding ``(G, hidden_channels)``, pooled likewise.
     """
 
-    #: Its outputs are of graphs.
+    #: Its outputs are for graphs, not nodes.
     pools = True
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The client of FedAux: node embeddings are laid out along a learnable direction and smoothed along it.
+"""The client of FedAux: node embeddings are projected on a learnable direction and smoothed along it.
 
 Zhuo et al.: "Personalized Subgraph Federated Learning with Differentiable Auxiliary Projections", eqs. 1 to 6. With h
 the embeddings of a GCN and a the auxiliary projection vector (APV, the parameter ``projection``, N(0, 1) at first), a
@@ -52,7 +52,7 @@ def sorted_rows(h_ND: Tensor, score_N: Tensor, mask_N: Tensor) -> tuple[Tensor, 
     """Sort real nodes by score, padding last and zero.
 
     Returns:
-        The sorted rows (N, D), and for each node its place in them (N,).
+        The sorted rows (N, D), and for each node its index in them (N,).
     """
     order_N = torch.where(mask_N, score_N, torch.inf).argsort(stable=True)
     kept_ND = torch.where(mask_N[:, None], h_ND, 0.0)
@@ -83,11 +83,11 @@ class ProjectionGCN(ConvolutionStack):
         hidden_channels: Width of every convolution (D).
         num_layers: Number of convolutions.
         dropout: Drop probability after each convolution and in the classifier, in [0, 1).
-        drop_smoothed: Drop the smoothed embeddings, too, by which the vector learns.
-        masked: Give the convolutions FED-PUB's masks (``models/masked_gcn.py``).
+        drop_smoothed: Also apply dropout to the smoothed embeddings, through which the vector learns.
+        masked: Use FED-PUB's masks in the convolutions (``models/masked_gcn.py``).
         prune_below: Smallest mask entry that counts in eval mode.
         ordering: ``kernel`` smooths over the scores, ``hard`` sorts by them.
-        kernel_reads: What is scored and smoothed: the last convolution's output before its ReLU (``embedding``), or
+        kernel_reads: What is scored and smoothed: the last convolution's output before its ReLU (``embedding``) or
             after it (``activation``).
         bandwidth: σ of the kernel, above 0.
         tolerance: Largest absolute error of a kernel value.
@@ -154,9 +154,9 @@ class ProjectionGCN(ConvolutionStack):
             )
         else:
             weighted_ND = read_ND * score_N[:, None].to(read_ND.dtype)
-            sequence_ND, place_N = sorted_rows(weighted_ND, score_N, batch.node_mask)
+            sequence_ND, index_N = sorted_rows(weighted_ND, score_N, batch.node_mask)
             convolved_ND = self.sequence(sequence_windows(sequence_ND, self.sequence_kernel))
-            z_ND = convolved_ND.take_along_dim(place_N[:, None], dim=0)
+            z_ND = convolved_ND.take_along_dim(index_N[:, None], dim=0)
         depth = len(self.convs)
         smoothed_ND = self.drop(z_ND, batch, depth) if self.drop_smoothed else z_ND
         features_ND = torch.cat([h_ND, smoothed_ND], dim=1)

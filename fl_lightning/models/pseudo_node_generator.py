@@ -17,7 +17,7 @@ class PseudoNodeGenerator(nn.Module):
     """Features of nodes from their classes and noise: three hidden layers with tanh, then a linear one.
 
     Args:
-        num_classes: Classes, each with an embedding as wide as there are classes.
+        num_classes: Number of classes, each with an embedding as wide as there are classes.
         noise_channels: Width of the noise.
         num_features: Width of the features.
 
@@ -41,7 +41,7 @@ class PseudoNodeGenerator(nn.Module):
 
 
 def nearest_neighbor_graph(x_MF: Tensor, y_M: Tensor, num_neighbors: int) -> ClientGraph:
-    """A graph whose nodes are linked with those of most alike direction, both ways; it has no gradient."""
+    """A graph whose nodes are linked to those with the most similar directions, both ways; it has no gradient."""
     unit_MF = nn.functional.normalize(x_MF.detach(), dim=1)
     cosine_MM = (unit_MF @ unit_MF.T).fill_diagonal_(-torch.inf)
     nearest_MI = cosine_MM.topk(min(num_neighbors, len(x_MF) - 1), dim=1).indices

@@ -13,12 +13,12 @@ from fl_lightning.kernels.linear import Linear
 from fl_lightning.models.gcn import GraphConvolution
 from fl_lightning.models.output import NetOutput
 
-#: Which outputs of the layers go on: all of the shared ones, of the local ones, mixtures by the policy, or its choices.
+#: Which outputs of the layers are passed on: the shared ones, the local ones, mixtures by the policy, or its choices.
 Route = Literal["shared", "local", "soft", "hard"]
 
 
 class Routes:
-    """What layers are told in a forward pass: the shared copies' shares, (..., N, layers), or one number for all."""
+    """The shared copies' shares in a forward pass, (..., N, layers), or one number for all layers."""
 
     shares: Tensor | float = 1.0
 
@@ -28,8 +28,8 @@ class RoutedLayer(nn.Module):
 
     Args:
         layer: The layer.
-        place: Its number.
-        routes: Where it finds the shares.
+        index: Its index.
+        routes: The object with the shares.
     """
 
     def __init__(self, layer: nn.Module, index: int, routes: Routes) -> None:
@@ -40,7 +40,7 @@ class RoutedLayer(nn.Module):
         self.routes = routes
 
     def forward(self, *inputs: object) -> Tensor:
-        """Mix what both copies make of the inputs, or run only the one that counts."""
+        """Mix the outputs of both copies, or run only the one that counts."""
         shares = self.routes.shares
         if isinstance(shares, float):
             only: Tensor = (self.shared if shares else self.local)(*inputs)
@@ -52,11 +52,11 @@ class RoutedLayer(nn.Module):
 
 
 class Policy(nn.Module):
-    """From an example to the probability of the shared copy in each layer; for nodes the first layer is a convolution.
+    """Maps an example to the probability of the shared copy in each layer; for nodes, its first layer is a convolution.
 
     Args:
         in_channels: Width of the inputs.
-        num_layers: Layers that are routed.
+        num_layers: Number of routed layers.
         is_graph: Whether examples are nodes; they are routed by their own and their neighbors' features.
         hidden_channels: Width of the hidden layer.
     """
@@ -82,13 +82,13 @@ class Routed(nn.Module):
 
     Args:
         net: The net; its parameters must be those of linear layers and graph convolutions.
-        hidden_channels: Of the policy.
+        hidden_channels: Width of the policy's hidden layer.
 
     Raises:
-        ValueError: The net has other layers, or begins with none that shows the width of the inputs.
+        ValueError: The net has other layers, or no first layer from which the width of the inputs is known.
     """
 
-    #: Parts whose gradients have a norm of their own.
+    #: Sub-nets whose gradients are clipped separately.
     models: ClassVar[tuple[str, ...]] = ("net", "policy")
 
     def __init__(self, net: nn.Module, *, hidden_channels: int) -> None:
@@ -115,7 +115,7 @@ class Routed(nn.Module):
         self.takes_stacks: bool = getattr(net, "takes_stacks", False)
 
     def forward(self, batch: Batch, route: Route = "hard") -> NetOutput:
-        """Run the net on a route; the policy's own, example by example, unless another is asked for."""
+        """Run the net on a route; by default the policy's choice, example by example."""
         if route in ("soft", "hard"):
             shares = self.policy(batch)
             self.routes.shares = (shares >= 0.5).to(shares.dtype) if route == "hard" else shares
@@ -129,7 +129,7 @@ class Routed(nn.Module):
 
 
 def run_route(net: nn.Module, parameters: Mapping[str, Tensor], batch: Batch, route: Route) -> NetOutput:
-    """What a routed net with the given parameters makes of a batch on a route."""
+    """The output of a routed net with the given parameters for a batch on a route."""
     output: NetOutput = functional_call(net, dict(parameters), (batch, route), tie_weights=False)
     return output
 

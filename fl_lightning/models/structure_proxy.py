@@ -1,4 +1,4 @@
-"""FedSpray's client: a GraphSAGE that classifies, and beside it a model of features and structure proxies.
+"""FedSpray's client: a GraphSAGE that classifies, and a model of features and structure proxies.
 
 Fu, Chen, Zhang, Chen, Li: "Federated Graph Learning with Structure Proxy Alignment", KDD 2024.
 
@@ -14,7 +14,7 @@ from fl_lightning.models.graph_sage import GraphSAGE
 
 
 class FeatureModel(nn.Module):
-    """A model that sees no edges: features and a proxy in place of the neighbors.
+    """A model that sees no edges, but features and a proxy for the neighbors.
 
     e = ReLU(X W + b);   logits ``head`` (e + q) with a proxy q for each node;   logits ``first_head`` e without any.
 
@@ -38,7 +38,7 @@ class FeatureModel(nn.Module):
 
 
 class ProxySAGE(GraphSAGE):
-    """A GraphSAGE (``convs.*``, ``head.*``), which predicts, with a :class:`FeatureModel` ``features.*`` beside.
+    """A GraphSAGE (``convs.*``, ``head.*``), which predicts, and a :class:`FeatureModel` (``features.*``).
 
     Args:
         in_channels: Width of the node features.

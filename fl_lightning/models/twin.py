@@ -10,16 +10,16 @@ from fl_lightning.models.output import NetOutput
 
 
 class Twin(nn.Module):
-    """Parameters ``shared.*`` and ``personal.*`` that start alike; the personal copy makes the predictions.
+    """Parameters ``shared.*`` and ``personal.*`` that start equal; the personal copy makes the predictions.
 
-    An optimizer that treats each tensor on its own steps them as two optimizers would, as long as no term of the
-    objective sends gradient from one into the other. Gradients are clipped copy by copy.
+    An optimizer that treats each tensor separately steps them as two optimizers would, as long as no term of the
+    objective sends a gradient from one to the other. Gradients are clipped copy by copy.
 
     Args:
-        net: The net that is doubled.
+        net: The net that is duplicated.
     """
 
-    #: Sub-nets whose gradients have a norm of their own.
+    #: Sub-nets whose gradients are clipped separately.
     models: ClassVar[tuple[str, ...]] = ("shared", "personal")
 
     def __init__(self, net: nn.Module) -> None:

@@ -1,9 +1,9 @@
 """How well clients predict each other: linear predictions of each client's parameters from those of all clients.
 
-A smoother H (C, C) predicts the clients' numbers T (C, P) as H T; its rows sum to one. Left one out, client i is
-predicted by the others alone: row i of H without its own place, scaled to one again. That is the refitted prediction
-for every smoother of which the refit is H with t_i replaced by its own prediction (Craven and Wahba, "Smoothing Noisy
-Data with Spline Functions", Numerische Mathematik, 1978); it needs no more than H.
+A smoother H (C, C) predicts the clients' parameters T (C, P) as H T; its rows sum to one. With leave-one-out, client i
+is predicted by the others alone: row i of H without its diagonal entry, rescaled to sum to one. That is the refitted
+prediction for every smoother whose refit is H with t_i replaced by its own prediction (Craven and Wahba, "Smoothing
+Noisy Data with Spline Functions", Numerische Mathematik, 1978); it needs only H.
 
 Everything here is computed from the Gram matrix G = T T^T, which costs one product with T, however long T is.
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 def mean_smoother(weight_C: Tensor) -> Tensor:
-    """Everyone is predicted as the weighted mean, (C, C)."""
+    """The smoother that predicts every client by the weighted mean, (C, C)."""
     return weight_C.expand(len(weight_C), -1)
 
 
@@ -23,8 +23,8 @@ def ridge_smoother(kernel_MC: Tensor, kernel_CC: Tensor, weight_C: Tensor, ridge
     """Kernel ridge regression about the weighted mean: 1 w^T + K (K + λ I)^-1 (I - 1 w^T), (M, C).
 
     Args:
-        kernel_MC: K between those predicted for and those observed.
-        kernel_CC: K among those observed, positive semidefinite.
+        kernel_MC: K between predicted and observed clients.
+        kernel_CC: K among observed clients, positive semidefinite.
         weight_C: w of the mean; sums to one.
         ridge: λ > 0.
     """
@@ -55,9 +55,9 @@ def squared_error(smoother_CC: Tensor, gram_CC: Tensor) -> Tensor:
 
 
 def transfer(smoother_CC: Tensor, weight_C: Tensor, gram_CC: Tensor) -> Tensor:
-    """Share of the variance about the others' mean that the others explain, left one out: 1 - e(H) / e(mean), scalar.
+    """Leave-one-out share of the variance about the mean that other clients explain: 1 - e(H) / e(mean), scalar.
 
-    1 where similar clients tell all, 0 where they tell no more than the mean does, negative where they mislead.
+    1 if similar clients explain everything, 0 if no more than the mean does, negative if they mislead.
     """
     error = squared_error(leave_one_out(smoother_CC), gram_CC)
     tiny = torch.finfo(gram_CC.dtype).tiny
@@ -65,12 +65,12 @@ def transfer(smoother_CC: Tensor, weight_C: Tensor, gram_CC: Tensor) -> Tensor:
 
 
 def strength(smoother_CC: Tensor, weight_C: Tensor, gram_CC: Tensor) -> Tensor:
-    """How much of what a smoother adds to the mean is to be believed, in [0, 1], scalar.
+    """The factor by which to shrink what a smoother adds to the mean, in [0, 1], scalar.
 
-    The slope of the regression, over all clients and numbers, of what was observed on what was predicted left one out,
-    both about the others' mean. With n similar clients and h the share of the variance that similar clients have in
-    common it tends to n h / (n h + 1 - h), the best linear predictor's; with unrelated clients to 0, whatever the
-    smoother gives each client of its own.
+    It is the slope of the regression, over all clients and coordinates, of observations on leave-one-out predictions,
+    both relative to the others' mean. With n similar clients and h the share of the variance that similar clients have
+    in common, it tends to n h / (n h + 1 - h), that of the best linear predictor; with unrelated clients it tends to 0,
+    however much of its own parameters the smoother gives each client.
     """
     predicted_CC = leave_one_out(smoother_CC)
     mean_CC = leave_one_out(mean_smoother(weight_C))

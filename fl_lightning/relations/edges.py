@@ -27,7 +27,7 @@ def opposite_pairs(edge_index_2E: Tensor, num_clients: int) -> Tensor:
 
 
 def edge_colors(edge_index_2E: Tensor, num_clients: int) -> Tensor:
-    """A number for each edge that no other edge at its ends has, both directions alike, (E,); greedy, so few numbers.
+    """An edge coloring: a number that no other edge at either end has, equal for both directions, (E,); greedy.
 
     Example:
         >>> edge_colors(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), 3).tolist()

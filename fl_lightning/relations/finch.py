@@ -15,7 +15,7 @@ def finch(point_MD: Tensor) -> Tensor:
     """The cluster of each point, (M,), by cosine: the coarsest partition of more than one cluster, else the first.
 
     Points are linked if one is the other's nearest, or if they share their nearest; linked components are clusters,
-    whose means are clustered again until one is left or their number stays.
+    whose means are clustered again until one is left or their number does not change.
 
     Example:
         >>> angle = torch.tensor([0.0, 2, 40, 43, 90, 92, 130, 133]).deg2rad()
@@ -45,7 +45,7 @@ def _linked(point_MD: Tensor) -> Tensor:
     linked_MM = linked_MM | linked_MM.T | torch.eye(len(point_MD), dtype=torch.bool, device=point_MD.device)
     place_M = torch.arange(len(point_MD), device=point_MD.device)
     label_M = place_M
-    for _ in point_MD:  # the smallest place that is reached
+    for _ in point_MD:  # the smallest index that is reached
         label_M = torch.where(linked_MM, label_M, len(point_MD)).amin(dim=1)
     result: Tensor = label_M.unique(return_inverse=True)[1]  # type: ignore[no-untyped-call]
     return result

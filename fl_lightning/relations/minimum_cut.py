@@ -13,7 +13,7 @@ def minimum_cut(weight_CC: Tensor) -> Tensor:
     """One side of the global minimum cut, boolean (C,); the side without the first vertex.
 
     Args:
-        weight_CC: Symmetric and not negative, at least two vertices; the diagonal is not read.
+        weight_CC: Symmetric and non-negative, at least two vertices; the diagonal is ignored.
 
     Example:
         >>> pairs = torch.tensor([[0.0, 2, 0, 1], [2, 0, 0, 0], [0, 0, 0, 2], [1, 0, 2, 0]])

@@ -9,14 +9,14 @@ from torch import Tensor
 
 
 def common_neighbors(ids_CNM: Tensor, *, same: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs of nodes of different clients that have a neighbor in common, or all of them; each pair twice.
+    """Pairs of nodes of different clients that have a neighbor in common, or all of them; each pair occurs twice.
 
     Args:
-        ids_CNM: By what each node's neighbors are known, 0 for none.
-        same: Only nodes whose neighbors are the same.
+        ids_CNM: Ids of each node's neighbors, 0 for none.
+        same: Whether to match only nodes with the same neighbors.
 
     Returns:
-        Numbers of the nodes of each pair, node v of client c being c N + v.
+        Indices of the nodes of each pair, where node v of client c has the index c N + v.
     """
     num_nodes = ids_CNM.shape[1]
     ids = ids_CNM.flatten(0, 1).numpy()
@@ -32,7 +32,7 @@ def common_neighbors(ids_CNM: Tensor, *, same: bool) -> tuple[np.ndarray, np.nda
 
 
 def drawn(row_E: np.ndarray, column_E: np.ndarray, ticket_E: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """The pairs with the least tickets of each row, so many at most, ordered by row and ticket.
+    """The pairs with the smallest tickets of each row, at most ``most`` per row, ordered by row and ticket.
 
     Example:
         >>> rows, columns = drawn(np.array([0, 3, 0, 0]), np.array([5, 0, 6, 7]), np.array([9, 1, 2, 4]), 2)

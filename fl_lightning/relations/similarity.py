@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def cosine_similarity(signature_CD: Tensor, other_KD: Tensor | None = None) -> Tensor:
-    """Cosines between the rows and other rows (themselves if None), (C, K); one without length is orthogonal to all."""
+    """Cosines between the rows and other rows (themselves if None), (C, K); a zero row is orthogonal to all."""
     unit_CD = F.normalize(signature_CD, dim=1)
     unit_KD = unit_CD if other_KD is None else F.normalize(other_KD, dim=1)
     return (unit_CD @ unit_KD.T).clamp(-1, 1)
@@ -27,6 +27,6 @@ def softmax_mixing(similarity_CK: Tensor, temperature: float) -> Tensor:
 
 
 def mixing_breadth(mixing_CC: Tensor) -> float:
-    """Mean over the rows of exp(entropy) / C: 1 where mixing is uniform, 1/C where every client keeps its own model."""
+    """Mean over the rows of exp(entropy) / C: 1 if mixing is uniform, 1/C if every client keeps its own model."""
     entropy_C = torch.special.entr(mixing_CC).sum(dim=1)
     return float(entropy_C.exp().mean() / mixing_CC.shape[1])

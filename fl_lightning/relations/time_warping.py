@@ -1,4 +1,4 @@
-"""Distances of time series, where one may run faster than another at times.
+"""Distances of time series that may run at different speeds.
 
 Shape legend: C series, L length.
 """

@@ -18,7 +18,7 @@ class Topology(Counted, ABC):
     """Builds the graph of a decentralized federation.
 
     Args:
-        seed: Of a random graph; None takes the run's.
+        seed: Seed of a random graph; None for that of the run.
     """
 
     def __init__(self, *, seed: int | None = None) -> None:
@@ -68,7 +68,7 @@ def check_connected(adjacency_CC: Tensor, name: str) -> Tensor:
 
     if not nx.is_connected(nx.from_numpy_array(adjacency_CC.cpu().numpy())):
         raise ValueError(
-            f"{name} on {len(adjacency_CC)} clients is not connected, so some would never hear from the others: add "
+            f"{name} on {len(adjacency_CC)} clients is not connected, so some would never receive from others: add "
             "edges"
         )
     return adjacency_CC
@@ -85,7 +85,7 @@ class Ring(Topology):
 
 
 class Complete(Topology):
-    """Everyone is everyone's neighbor."""
+    """All clients are neighbors."""
 
     def draw(self, num_clients: int, seed: int) -> "nx.Graph":
         """All pairs."""
@@ -95,7 +95,7 @@ class Complete(Topology):
 
 
 class Star(Topology):
-    """Client 0 is everyone's only neighbor."""
+    """Client 0 is the only neighbor of all other clients."""
 
     def draw(self, num_clients: int, seed: int) -> "nx.Graph":
         """Client 0 in the middle."""
@@ -108,8 +108,8 @@ class ErdosRenyi(Topology):
     """Each pair is joined with the same probability.
 
     Args:
-        edge_probability: In (0, 1].
-        seed: Of the graph; None takes the run's.
+        edge_probability: Probability of an edge, in (0, 1].
+        seed: Seed of the graph; None for that of the run.
     """
 
     def __init__(self, *, edge_probability: float = 0.2, seed: int | None = None) -> None:
@@ -130,8 +130,8 @@ class WattsStrogatz(Topology):
 
     Args:
         num_neighbors: Neighbors on the ring before rewiring, even, at least 2.
-        rewiring_probability: In [0, 1].
-        seed: Of the graph; None takes the run's.
+        rewiring_probability: Probability that an edge is rewired, in [0, 1].
+        seed: Seed of the graph; None for that of the run.
     """
 
     def __init__(self, *, num_neighbors: int = 4, rewiring_probability: float = 0.1, seed: int | None = None) -> None:
@@ -157,7 +157,7 @@ class BarabasiAlbert(Topology):
 
     Args:
         num_edges: Edges of each new node, at least 1.
-        seed: Of the graph; None takes the run's.
+        seed: Seed of the graph; None for that of the run.
     """
 
     def __init__(self, *, num_edges: int = 2, seed: int | None = None) -> None:
@@ -176,7 +176,7 @@ class BarabasiAlbert(Topology):
 
 
 class EdgeListFile(Topology):
-    """A graph from a file of edges: two client indices a line, separated by white space.
+    """A graph from a file of edges, with two client indices per line, separated by white space.
 
     Args:
         path: The file.

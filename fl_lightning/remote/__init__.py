@@ -1,4 +1,4 @@
-"""Federations whose clients' data stay at their sites: the server's executor, the sites, and what leaves them."""
+"""Federations over a network: the server's executor, the sites, which hold the clients' data, and what leaves them."""
 
 from fl_lightning.extras import is_installed, require
 

@@ -1,16 +1,15 @@
-"""How much a site has told of its client by noisy responses, and of its examples by private training, over all jobs.
+"""How much a site has revealed about its client by noisy responses, and about its examples by private training.
 
-What noisy responses protect is the client: each response, and each evaluation with noise, is the Gaussian mechanism on
-everything that it holds. The composition of Gaussian mechanisms with noise multipliers z_k is exactly one with
-(Σ z_k^-2)^-1/2 (Dong, Roth, Su: "Gaussian Differential Privacy", JRSS B 2022, corollary 2), whose (ε, δ)
-``dp-accounting`` computes (Balle, Wang: "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018). The
-server, which is who might be curious, knows who takes part in a round, so nothing is gained from the sampling of
-clients.
+All jobs are counted. Noisy responses protect the client: each response, and each evaluation with noise, is the Gaussian
+mechanism on everything that the client holds. The composition of Gaussian mechanisms with noise multipliers z_k is
+exactly one with (Σ z_k^-2)^-1/2 (Dong, Roth, Su: "Gaussian Differential Privacy", JRSS B 2022, corollary 2), whose (ε,
+δ) ``dp-accounting`` computes (Balle, Wang: "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018). The
+server, against which this protects, knows who takes part in a round, so sampling of clients gains nothing.
 
-What private training (``model.privacy``) protects is each training example alone. Its steps are kept by sampling
-probability and noise multiplier, and their ε is that of them and of all noisy responses, which hide an example as well.
+Private training (``model.privacy``) protects each training example. Its steps are recorded by sampling probability and
+noise multiplier; their ε includes all noisy responses, which hide an example as well.
 
-Processes of several jobs share the account: it is locked, read, and on the disk before anything leaves.
+Processes of several jobs share the account: it is locked, read, and written to the disk before anything leaves.
 """
 
 import hashlib
@@ -28,14 +27,14 @@ from fl_lightning.round.privacy import Step, epsilon_of
 
 
 class BudgetSpent(ValueError):
-    """One more response would tell more than the site allows."""
+    """One more response would reveal more than the site allows."""
 
 
 class PrivacyAccountant:
     """Counts noisy responses in ``privacy.json``.
 
     Args:
-        folder: The site's, one for all runs.
+        folder: The site's account folder, one for all runs.
         delta: δ, in (0, 1).
 
     Raises:
@@ -50,7 +49,7 @@ class PrivacyAccountant:
 
     @property
     def num_responses(self) -> int:
-        """Noisy responses so far."""
+        """Number of noisy responses so far."""
         return int(self._read()["num_answers"])
 
     def epsilon(self, multiplier: float | None = None) -> float:
@@ -80,7 +79,7 @@ class PrivacyAccountant:
             self._write({**account, "delta": self.delta, "epsilon": after})
 
     def record_epsilon(self) -> float:
-        """ε of each training example for all that was told so far."""
+        """ε of each training example for everything that was revealed so far."""
         account = self._read()
         return epsilon_of(_steps(account), self.delta, precision=float(account["precision"]))
 
@@ -104,7 +103,8 @@ class PrivacyAccountant:
             after = epsilon_of(steps, self.delta, precision=float(account["precision"]))
             if max_epsilon is not None and after > max_epsilon:
                 raise BudgetSpent(
-                    f"the privacy of this site's examples is spent: ε would be {after:.3g}, policy.max_record_epsilon "
+                    f"the privacy budget of this site's examples is spent: ε would be {after:.3g}, "
+                    f"policy.max_record_epsilon "
                     f"is {max_epsilon:g}"
                 )
             rows = [[*step, count] for step, count in sorted(steps.items())]
@@ -124,7 +124,7 @@ class PrivacyAccountant:
         return float(gaussian_mechanism.get_epsilon_gaussian(1 / math.sqrt(precision), self.delta))
 
     def _read(self) -> dict[str, Any]:
-        """What is in the file; a fresh account where there is none."""
+        """The account in the file; a new one if there is none."""
         if not self.path.exists():
             return {"precision": 0.0, "num_answers": 0}
         try:
@@ -134,7 +134,8 @@ class PrivacyAccountant:
             sound = False
         if not sound:
             raise ValueError(
-                f"{self.path} is damaged: restore it from a copy; without it the site does not know what it has told"
+                f"{self.path} is damaged: restore it from a copy; without it the site does not know what it has "
+                f"revealed"
             )
         return account
 
@@ -143,5 +144,5 @@ class PrivacyAccountant:
 
 
 def _steps(account: Mapping[str, Any]) -> dict[Step, int]:
-    """Steps of private training by sampling probability and noise multiplier; an account may have none."""
+    """Steps of private training by sampling probability and noise multiplier; possibly none."""
     return {(float(rate), float(multiplier)): int(count) for rate, multiplier, count in account.get("steps", ())}

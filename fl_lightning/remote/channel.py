@@ -10,7 +10,7 @@ _log = logging.getLogger(__name__)
 
 
 class Responder(Protocol):
-    """Whatever responses messages; a site."""
+    """Anything that responds to messages, such as a site."""
 
     def respond(self, wire: bytes) -> bytes:
         """The response to a message, both as bytes."""
@@ -32,8 +32,9 @@ class Channel(Protocol):
         """Send one message to each of some clients.
 
         Yields:
-            Each client with its response, or with why there is none, in any order. A channel may lose messages, repeat
-            responses, or bring those to earlier messages; a client that it says nothing of has not responded.
+            Each client with its response, or with the reason why there is none, in any order. A channel may lose
+            messages, repeat responses, or deliver responses to earlier messages; a client that is not yielded has not
+            responded.
         """
         ...
 
@@ -42,8 +43,8 @@ class LoopbackChannel:
     """Sites in the same process, reached through the same bytes as over a network.
 
     Args:
-        sites: By the index of their client.
-        names: What they are called; numbered if none are given.
+        sites: The sites, by the index of their client.
+        names: Their names; numbered if none are given.
     """
 
     def __init__(self, sites: Sequence[Responder], names: Sequence[str] = ()) -> None:
@@ -51,15 +52,15 @@ class LoopbackChannel:
         self.names: Sequence[str] = list(names) or [f"site-{index}" for index in range(len(sites))]
 
     def ask(self, messages: Mapping[int, Message]) -> Iterator[tuple[int, Message | str]]:
-        """One site after another."""
+        """Ask one site after another."""
         for client, message in messages.items():
             yield client, read_response(self.sites[client].respond(message.wire))
 
 
 def read_response(wire: object) -> Message | str:
-    """What arrived, or why it is no message."""
+    """The message that arrived, or why it is not one."""
     try:
-        return Message.read(wire)  # type: ignore[arg-type]  # which it says
+        return Message.read(wire)  # type: ignore[arg-type]  # it checks the type
     except ValueError as error:
         return str(error)
 
@@ -67,16 +68,16 @@ def read_response(wire: object) -> Message | str:
 def ask_all(
     channel: Channel, messages: Mapping[int, Message], *, retries: int, report: Callable[[int], None] | None = None
 ) -> tuple[dict[int, Message], dict[int, str]]:
-    """Each client's response, heard once, whatever the channel loses, repeats or brings too late.
+    """Each client's response, exactly once, whatever the channel loses, repeats or delivers too late.
 
     Args:
-        channel: The way to the sites.
-        messages: One for each of some clients.
+        channel: The channel to the sites.
+        messages: One message for each of some clients.
         retries: How often a message without a response is sent again.
         report: Called with the number of clients that have just responded.
 
     Returns:
-        The responses, failures that sites tell of among them; and why others did not respond.
+        The responses, including failures that sites report; and why the other clients did not respond.
     """
     responses: dict[int, Message] = {}
     lost: dict[int, str] = {}
@@ -92,7 +93,7 @@ def ask_all(
                 if report is not None:
                     report(1)
             else:
-                _log.info("%s responded an earlier message", channel.names[client])
+                _log.info("%s responded to an earlier message", channel.names[client])
         waiting = {client: message for client, message in waiting.items() if client not in responses}
         if not waiting:
             break

@@ -1,4 +1,4 @@
-"""What a server knows of clients whose data are elsewhere: a registry, and nothing to make batches of."""
+"""What a server knows about clients whose data are elsewhere: a registry, but no data."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ from fl_lightning.tasks import task_of
 
 
 class Elsewhere(Collator):
-    """Batches of clients that are not here."""
+    """Stands for batches of clients whose data are at their sites."""
 
     def __init__(self, *, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype = device, dtype
@@ -43,18 +43,18 @@ class Elsewhere(Collator):
         self._refuse()
 
     def _refuse(self) -> NoReturn:
-        raise ValueError("the clients' data are at their sites: no batch can be made of them here")
+        raise ValueError("the clients' data are at their sites: no batches can be made of them here")
 
 
 class RemoteData(LightningDataModule):
     """The clients of a remote federation, in the order of the channel's sites.
 
     Args:
-        channel: The way to the sites.
-        strategy: Whose name the sites are asked with.
+        channel: The channel to the sites.
+        strategy: The strategy, whose name the sites are sent.
         num_outputs: Classes of the whole federation; None for as many as the sites have seen.
         relation_graph: Draws or reads the client relation graph; None for none.
-        seed: Of that draw.
+        seed: Seed of that draw.
         retries: How often a site that does not respond is asked again.
     """
 
@@ -88,7 +88,7 @@ class RemoteData(LightningDataModule):
 
     @property
     def registry(self) -> ClientRegistry:
-        """Who the clients are; their sizes are not told."""
+        """Who the clients are; their sizes are not known."""
         self.prepare_data()
         assert self._registry is not None
         return self._registry
@@ -106,16 +106,16 @@ class RemoteData(LightningDataModule):
                 failures[client] = shown(response.about["why"], 1000)
         if failures:
             summary = "; ".join(f"{names[client]}: {why}" for client, why in sorted(failures.items()))
-            raise ValueError(f"sites that cannot take part: {summary}. Start them, or leave them out")
+            raise ValueError(f"sites that cannot take part: {summary}. Start them, or leave them out of the federation")
         clients = [responses[client].about for client in range(len(names))]
         for fact in ("task", "num_features"):
             values = {name: card[fact] for name, card in zip(names, clients, strict=True)}
             if any(value != clients[0][fact] for value in values.values()):
-                raise ValueError(f"the sites' {fact} must be alike: {values}")
+                raise ValueError(f"the sites' {fact} must be the same: {values}")
         self._check_classes(names, clients)
         called = [card["name"] for card in clients]
         if len(set(called)) < len(called):
-            raise ValueError(f"the sites' clients need names of their own, these are {', '.join(called)}")
+            raise ValueError(f"the sites' clients need distinct names, these are {', '.join(called)}")
         width = clients[0]["num_features"]
         density = sum(card["density"] for card in clients) / len(clients)
         identity = json.dumps([[card["name"], card["data"]] for card in clients]).encode()
@@ -162,9 +162,9 @@ class RemoteData(LightningDataModule):
 
     @property
     def clients(self) -> tuple[None, ...]:
-        """What each client holds is not here."""
+        """None for each client: their data are not here."""
         return (None,) * len(self.registry)
 
     def collator(self, clients: Sequence[Any], *, device: torch.device, dtype: torch.dtype) -> Elsewhere:
-        """No batches."""
+        """A collator that makes no batches."""
         return Elsewhere(device=device, dtype=dtype)

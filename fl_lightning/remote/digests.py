@@ -1,4 +1,4 @@
-"""What server and sites compare without telling it: digests of settings, parameters and data."""
+"""Digests of settings, parameters and data, which server and sites compare without revealing the content."""
 
 import hashlib
 import json
@@ -19,8 +19,8 @@ _DIGEST = "digest"
 
 
 def settings_of(strategy: Strategy, model: ClientModule) -> dict[str, Any]:
-    """What server and sites must have alike, as JSON."""
-    net = model.net_factories if model.has_own_net else None  # which the initial parameters tell of, too
+    """The settings that must be the same on the server and at the sites, as JSON."""
+    net = model.net_factories if model.has_own_net else None  # the initial parameters show its defaults, too
     cls = type(strategy)
     defaults = [cls.default_optimizer, cls.examples_optimizer or cls.default_optimizer]
     optimizer = model.optimizer_factory if model.has_own_optimizer else defaults
@@ -29,20 +29,20 @@ def settings_of(strategy: Strategy, model: ClientModule) -> dict[str, Any]:
 
 
 def digest_of_facts(*facts: Any) -> str:
-    """Of facts that JSON holds, and of named tensors."""
+    """The digest of JSON values and of named tensors."""
     tensors = {str(index): fact[1] for index, fact in enumerate(facts) if isinstance(fact, tuple)}
     plain = [fact[0] if isinstance(fact, tuple) else fact for fact in facts]
     return hashlib.sha256(Message(kind="facts", about={"facts": plain}, tensors=tensors).wire).hexdigest()
 
 
 def content_of(client_data: ClientData) -> bytes:
-    """All that a client holds, as bytes."""
+    """All data that a client holds, as bytes."""
     tensors = {name: value for name, value in vars(client_data).items() if isinstance(value, Tensor)}
     return Message(kind="data", tensors=tensors).wire
 
 
 def digest_of(architectures: Sequence[Mapping[str, Tensor]]) -> str:
-    """The same for the same initial parameters of every architecture."""
+    """The digest of the initial parameters of every architecture."""
     named = {f"{index}/{name}": p for index, net in enumerate(architectures) for name, p in net.items()}
     return Message(kind="parameters", tensors=named).name
 

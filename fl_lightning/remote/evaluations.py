@@ -1,4 +1,4 @@
-"""Which evaluations a site does for a server: those of its own strategy, and of no other models than theirs."""
+"""Which evaluations a site performs for a server: only those of its own strategy, on the models that these use."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -14,17 +14,17 @@ from fl_lightning.strategies import Strategy
 def allowed_evaluation(
     strategy: Strategy, client: int, kind: str, described: dict[str, Any], payload: Payload | None
 ) -> Evaluation:
-    """The strategy's evaluation that is asked for, with the models that were sent.
+    """The requested evaluation of the strategy, with the models that were sent.
 
     Args:
-        strategy: The site's own, set up.
+        strategy: The site's own strategy, after ``setup``.
         client: Index of the site's client.
         kind: Prefix of the metrics.
         described: What ``references.describe`` made of it.
         payload: The models that were sent, if any.
 
     Raises:
-        Refused: The strategy evaluates nothing of the kind, does it in another way, or sends no such models for it.
+        Refused: The strategy has no such evaluation, performs it in another way, or sends no such models for it.
     """
     known = list(ways(strategy, client, kind))
     if not known:
@@ -34,7 +34,7 @@ def allowed_evaluation(
         raise Refused(f"{type(strategy).__name__} does its evaluation {kind!r} in another way")
     for way in alike:
         if _names(way.payload) == _names(payload):
-            # the server knows who has taken part in the round, and has left out the models of these
+            # the server knows who took part in the round, and leaves out their models
             return dataclasses.replace(way, payload=payload, others={}, prefer_trained=False)
     raise Refused(f"{type(strategy).__name__} sends other models, or none, for its evaluation {kind!r}")
 

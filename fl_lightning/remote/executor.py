@@ -1,4 +1,4 @@
-"""The server's side of a remote federation: an executor whose clients are elsewhere, and what is known of them."""
+"""The server's side of a remote federation: an executor whose clients are at their sites."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,20 +40,20 @@ _log = logging.getLogger(__name__)
 
 
 class RemoteExecutor(Executor):
-    """Has sites run what is asked for: one message for each client.
+    """Has sites run what is requested: one message for each client.
 
-    The clients' states stay at their sites; the server knows their digests, and that is what its checkpoints hold. A
-    message whose response is lost is sent again; the site does not train twice. What fails the checks of a site, or
-    does not come back, is the failure of that client.
+    The clients' states stay at their sites; the server knows only their digests, which are stored in its checkpoints. A
+    message whose response is lost is sent again; the site does not train twice. A client fails if its response is
+    wrong or missing.
 
     Args:
-        channel: The way to the sites.
+        channel: The channel to the sites.
         strategy: The algorithm of the run.
-        data: What is known of the clients.
-        precision: As of the trainer.
+        data: What is known about the clients.
+        precision: As in the trainer.
         retries: How often a message without a response is sent again.
-        secure: Learn no client's response, only the weighted sum of all; of metrics too.
-        secure_share: More than this share of the clients that begin a sum must come to its end, in [0.5, 1].
+        secure: Learn only the weighted sum of the clients' responses, and of metrics.
+        secure_share: More than this share of the clients that start a sum must complete it, in [0.5, 1].
 
     Raises:
         ValueError: A value is out of its range, or the strategy needs more than sums.
@@ -103,10 +103,10 @@ class RemoteExecutor(Executor):
         num_together: int | None = None,
         time_limit: float | None = None,
     ) -> None:
-        """Have every site become a client.
+        """Have every site join as a client.
 
         Raises:
-            ValueError: A site refuses, does not respond, or starts from other parameters than the server.
+            ValueError: A site refuses, does not respond, or has other initial parameters than the server.
         """
         check_hooks(client)
         if time_limit is not None:
@@ -142,19 +142,19 @@ class RemoteExecutor(Executor):
         relation = {} if registry.relation_CC is None else {"relation": registry.relation_CC}
         responses = self._insist(
             {c: Message(kind="start", about={**common, "index": c}, tensors=relation) for c in self.clients},
-            "become a client",
+            "join as a client",
         )
         expected = digest_of(self.architectures)
         if other := [
             registry.names[c] for c, response in responses.items() if response.about["parameters"] != expected
         ]:
             raise ValueError(
-                f"{', '.join(other)} start from other parameters than the server: use one version of torch everywhere"
+                f"{', '.join(other)} have other initial parameters than the server: use the same version of torch"
             )
         if not any(response.about["metrics"] for response in responses.values()):
             raise ValueError(
-                "no site tells its metrics, so no round could be chosen: have some set policy.metrics to plain (or to "
-                "sums, for a run with secure aggregation), or policy.metric_noise"
+                "no site sends its metrics, so no round can be selected: set policy.metrics to plain at some sites "
+                "(to sums for a run with secure aggregation), or policy.metric_noise"
             )
         self.digests = {c: response.about["state"] for c, response in responses.items()}
         self.scored = {c: response.about["scored"] for c, response in responses.items()}
@@ -162,11 +162,11 @@ class RemoteExecutor(Executor):
             _log.warning(WARNING)
 
     def epsilons(self) -> dict[int, float]:
-        """None: sites keep their accounts to themselves."""
+        """Empty: sites do not send their privacy accounts."""
         return {}
 
     def probe(self) -> StageResult:
-        """The names of the first client's metrics, which its site has told; no value of theirs leaves it."""
+        """The names of the first client's metrics, as its site sent them; their values do not leave it."""
         client, names = self.clients[0], self.metric_names()
         if not names:
             return StageResult(upload=Payload(clients=()), failures={client: shown(self.scored[client], 1000)})
@@ -174,11 +174,11 @@ class RemoteExecutor(Executor):
         return StageResult(upload=Payload(clients=(client,), extras=dict.fromkeys(names, zeros)))
 
     def stored_bytes(self) -> int:
-        """None: the clients' states lie elsewhere."""
+        """Zero: the clients' states are elsewhere."""
         return 0
 
     def private_steps(self, stage: Stage, client: int, work_fraction: float) -> int:
-        """None: sites count them."""
+        """Zero: sites count them."""
         return 0
 
     # ---------------------------------------------------------------- messages
@@ -199,7 +199,7 @@ class RemoteExecutor(Executor):
                 check_response(messages[client], response)
                 state = response.about.get("state")
                 if state and any(state == digest and c != client for c, digest in self.digests.items()):
-                    raise WrongMessage("it has the state of another client")
+                    raise WrongMessage("it refers to the state of another client")
                 if response.kind != "failure":
                     read(client, response)
             except WrongMessage as error:
@@ -217,7 +217,7 @@ class RemoteExecutor(Executor):
         if failures:
             names = self.data.registry.names
             reasons = "; ".join(f"{names[client]}: {why}" for client, why in sorted(failures.items()))
-            raise ValueError(f"sites that cannot {what}: {reasons}. Mend them, or leave them out of the federation")
+            raise ValueError(f"sites that cannot {what}: {reasons}. Fix them, or leave them out of the federation")
         return responses
 
     # ---------------------------------------------------------------- work
@@ -226,7 +226,7 @@ class RemoteExecutor(Executor):
         """Ask every participating client for its part of the stage."""
         if request.address.phase == "callback":
             raise ValueError(
-                f"a callback asks the clients for {request.stage.name!r}, which no site can find in its "
+                f"a callback asks the clients for {request.stage.name!r}, which sites cannot find in their "
                 f"strategy: leave "
                 "the callback out of a remote federation"
             )
@@ -235,7 +235,7 @@ class RemoteExecutor(Executor):
         self._begin(request.address)
         result = self._run_sum(request, clients) if self.secure else self._run_open(request, clients, report)
         self.active |= set(clients) - result.failures.keys()
-        for client, digest in before.items():  # which the client has left, and no checkpoint has
+        for client, digest in before.items():  # states that the client has left and no checkpoint has
             if digest != self.digests[client] and (client, digest) not in self.pinned:
                 self.unneeded.setdefault(client, []).append(digest)
         return result
@@ -285,7 +285,7 @@ class RemoteExecutor(Executor):
         """Ask each client once for the scores of all of its models."""
         if collator is not None:
             raise ValueError(
-                "clients would be scored on other data than their own, which lie at their sites: leave out "
+                "clients would be evaluated on data other than their own, which are at their sites: leave out "
                 "trainer.evaluate_union, or the callback that asks for it"
             )
         mine = [client for client in self.clients if client in set(clients)]
@@ -299,7 +299,7 @@ class RemoteExecutor(Executor):
             scores[client] = self.responses.scores(response, client, evaluations)
 
         responses, lost = self._ask(messages, read=read)
-        for kind in evaluations:  # who has other metrics than most is wrong in all of its response
+        for kind in evaluations:  # a client with other metrics than most is wrong in its whole response
             lost |= misfits({client: result[kind] for client, result in scores.items() if kind in result}, ())
         results = {}
         for kind in evaluations:
@@ -312,14 +312,14 @@ class RemoteExecutor(Executor):
         return results
 
     def metric_names(self) -> list[str]:
-        """What the clients are scored by, as most of their sites have told."""
+        """The names of the clients' metrics, as most of their sites have sent them."""
         reasons: list[list[str]] = [names for names in self.scored.values() if not isinstance(names, str)]
         return max(reasons, key=reasons.count) if reasons else []
 
     def _evaluate_sums(
         self, evaluations: Mapping[str, Evaluation], clients: Sequence[int], round_idx: int
     ) -> dict[str, StageResult]:
-        """Sums of all metrics over the clients, of which nothing else is known; nan where a sum failed."""
+        """Sums of all metrics over the clients, the only thing known about them; nan if a sum failed."""
 
         def message(client: int, shares: Mapping[str, str]) -> Message:
             return self._evaluation(evaluations, client, round_idx, shares=shares)
@@ -345,18 +345,18 @@ class RemoteExecutor(Executor):
 
     def _evaluation(self, evaluations: Mapping[str, Evaluation], client: int, round_idx: int, **facts: Any) -> Message:
         ways = {kind: each.ways([client], self.active)[0][0] for kind, each in evaluations.items()}
-        unneeded = self.unneeded.pop(client, [])  # which saves a message
+        unneeded = self.unneeded.pop(client, [])  # this saves a message
         about = {"round_idx": round_idx, "state": self.digests[client], "forget": unneeded, **facts}
         return evaluation_request(ways, self.strategy, client, **about)
 
     def _score(
         self, evaluation: Evaluation, clients: Sequence[int], round_idx: int, collator: Collator | None
     ) -> StageResult:
-        """One model alone."""
+        """Evaluate one model only."""
         return self.evaluate({"": evaluation}, clients, round_idx, collator=collator)[""]
 
     def _predict(self, evaluation: Evaluation, clients: Sequence[int], round_idx: int) -> dict[int, Tensor]:
-        """Have the clients write their predictions into their sites' folders; none comes here."""
+        """Have the clients write their predictions into their sites' folders; none are returned."""
         about = {client: {"round_idx": round_idx, "state": self.digests[client]} for client in clients}
         messages = {c: prediction_request(evaluation, self.strategy, c, **about[c]) for c in clients}
         self._insist(messages, "write predictions")
@@ -370,25 +370,25 @@ class RemoteExecutor(Executor):
         return payload_of({client: self.digests[client] for client in self.clients})
 
     def load_state(self, state: Payload, now: tuple[Phase, int] | None = None) -> None:
-        """Have the clients go back to the states of a checkpoint.
+        """Have the clients restore the states of a checkpoint.
 
         Raises:
-            ValueError: A site does not hold its state any more.
+            ValueError: A site no longer has its state.
         """
         result = digests_of(state)
         self.round, self.active = now, set()
-        self.pinned |= set(self.digests.items())  # which an older checkpoint may have
+        self.pinned |= set(self.digests.items())  # an older checkpoint may have them
         self._insist(
             {client: Message(kind="load", about={"state": result[client]}) for client in self.clients},
-            "go back to the checkpoint",
+            "restore the checkpoint",
         )
         self.pinned |= {(client, result[client]) for client in self.clients}
 
     def forget(self, states: Iterable[tuple[int, str]]) -> None:
-        """Have sites delete states; the present ones stay.
+        """Have sites delete states, except for the current ones.
 
         Args:
-            states: Clients and the digests of states of theirs.
+            states: Clients and digests of their states.
         """
         of_client: dict[int, list[str]] = {}
         for client, digest in sorted(states):
@@ -396,5 +396,5 @@ class RemoteExecutor(Executor):
                 of_client.setdefault(client, []).append(digest)
         if of_client:
             messages = {c: Message(kind="forget", about={"forget": digests}) for c, digests in of_client.items()}
-            self._ask(messages)  # a site that does not hear it keeps a little more
+            self._ask(messages)  # a site that misses this keeps a little more
         self.pinned -= {(client, digest) for client, digests in of_client.items() for digest in digests}

@@ -1,4 +1,4 @@
-"""What a job would have leave a site, in words and before it runs: from stages, policy and the data of the site."""
+"""Explains what would leave a site in a job, before it runs: from the stages, the policy and the site's data."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -14,8 +14,8 @@ from fl_lightning.remote.job import open_site
 from fl_lightning.remote.job_schema import Job, NotAJob
 from fl_lightning.remote.message import Message
 from fl_lightning.remote.policy import Refused
+from fl_lightning.remote.release import check_hidden
 from fl_lightning.remote.site import Site
-from fl_lightning.remote.telling import check_hidden
 from fl_lightning.round.disclosure import COUNTS, what_leaves
 from fl_lightning.round.privacy import RecordPrivacy, epsilon_of
 from fl_lightning.round.stage import Stage
@@ -23,11 +23,11 @@ from fl_lightning.trainer import FederatedTrainer
 
 
 def explain(job: Job, site_file: Path) -> tuple[list[str], list[str]]:
-    """What would leave, and what is refused and why, a line each.
+    """What would leave, and what is refused and why, one line each.
 
     Args:
         job: As it would be sent.
-        site_file: The site's own.
+        site_file: The site's own file.
 
     Raises:
         ValueError: The site's file cannot be read, or its data cannot be opened.
@@ -45,7 +45,7 @@ def explain(job: Job, site_file: Path) -> tuple[list[str], list[str]]:
 
 
 def _rounds(job: Job) -> tuple[int, int]:
-    """Rounds of the job, and how many of them end with evaluations."""
+    """The number of rounds of the job, and how many of them end with evaluations."""
     trainer = FederatedTrainer(logger=False)
     num_rounds = job.trainer.get("num_rounds", trainer.num_rounds)
     every = job.trainer.get("evaluate_every", trainer.evaluate_every)
@@ -53,7 +53,7 @@ def _rounds(job: Job) -> tuple[int, int]:
 
 
 def _start(job: Job, site: Site) -> Message:
-    """How the server would begin, with a federation of clients like this one."""
+    """The server's first message for a federation of clients like this one."""
     card = Message.read(
         site.respond(Message(kind="enroll", about={"strategy": type(site.strategy).__name__}).wire)
     ).about
@@ -79,7 +79,7 @@ def _start(job: Job, site: Site) -> Message:
 
 
 def _stages(job: Job, site: Site) -> Iterator[tuple[str, int, Stage]]:
-    """Each stage that the job has, with when and how often it is run."""
+    """Each stage of the job, with when and how often it runs."""
     strategy, (num_rounds, _) = site.strategy, _rounds(job)
     for stage in strategy.initial_stages():
         yield "once", 1, stage
@@ -92,13 +92,13 @@ def _stages(job: Job, site: Site) -> Iterator[tuple[str, int, Stage]]:
 
 
 def _leaving(job: Job, site: Site) -> list[str]:
-    """What would leave, stage by stage, and in all."""
+    """What would leave, for each stage and in total."""
     num_rounds, num_scored = _rounds(job)
     net = site.member.known
     lines = [
         f"the job {job.name}: {type(site.strategy).__name__}, {num_rounds} rounds, {len(job.sites)} sites, "
-        f"{'the server learns sums alone' if job.secure else 'the server learns each response'}",
-        "as it joins: its name, its task, widths, share of features that are not zero, a digest of its data",
+        f"{'the server learns only sums' if job.secure else 'the server learns each response'}",
+        "when it joins: its name, its task, widths, share of nonzero features, a digest of its data",
     ]
     total = 0
     for when, times, stage in _stages(job, site):
@@ -109,25 +109,23 @@ def _leaving(job: Job, site: Site) -> list[str]:
         lines.append(f"{when}, stage {stage.name}: {described}; and the {COUNTS}")
         sizes = [f"{name} {'x'.join(map(str, net[name].shape)) or '1'}" for name in names]
         if sizes:
-            lines.append(f"  parameters: {numbers} numbers in a round, {times * numbers} in all ({', '.join(sizes)})")
+            lines.append(f"  parameters: {numbers} numbers per round, {times * numbers} in total ({', '.join(sizes)})")
         lines += [f"  output {name}: {_support(site, stage, name)}" for name in stage.client_outputs]
     evaluations = site.strategy.evaluations([0])
     models = ", ".join(f"{name.rstrip('/') or 'the result'} ({scored_of(each)})" for name, each in evaluations.items())
     lines.append(
-        f"evaluations: {len(evaluations)} models in a round, {num_scored * len(evaluations)} in all: {models}; "
+        f"evaluations: {len(evaluations)} models per round, {num_scored * len(evaluations)} in total: {models}; "
         f"{_metrics(job, site)}"
     )
     if (privacy := site.model.privacy) is not None:
         lines.append(_record_privacy(job, site, privacy))
     filters = ", ".join(type(each).__name__ for each in site.policy.filters)
-    lines.append(
-        f"in all {total} numbers of parameters; every response passes {filters or 'no filter'} before it leaves"
-    )
+    lines.append(f"{total} parameter values in total; every response passes {filters or 'no filter'} before it leaves")
     return lines
 
 
 def _record_privacy(job: Job, site: Site, privacy: RecordPrivacy) -> str:
-    """What private training tells of each example."""
+    """What private training reveals about each example."""
     steps = sum(
         times * site.member.executor.private_steps(stage, site.member.index, 1.0)
         for _, times, stage in _stages(job, site)
@@ -135,22 +133,23 @@ def _record_privacy(job: Job, site: Site, privacy: RecordPrivacy) -> str:
     rate, delta = rate_of(site.member.collator, site.member.index), site.policy.record_delta
     record_epsilon = epsilon_of({(rate, privacy.noise_multiplier): steps}, delta)
     return (
-        f"private training: {steps} steps in all, an example in each with probability {rate:.3g}, noise multiplier "
+        f"private training: {steps} steps in total, each example in a step with probability {rate:.3g}, noise "
+        f"multiplier "
         f"{privacy.noise_multiplier:g}: ε {record_epsilon:.3g} of each training example at δ {delta:g}, "
-        f"beside what this site's "
+        f"in addition to what this site's "
         "account has counted before"
     )
 
 
 def _metrics(job: Job, site: Site) -> str:
-    """What evaluations tell."""
+    """What evaluations release."""
     policy = site.policy
-    if not policy.tells_metrics(summed=job.secure):
+    if not policy.releases_metrics(summed=job.secure):
         return "their metrics stay here"
     if policy.metric_noise is not None:
         summary = f"noisy values of {', '.join(policy.metric_noise.names)}"
     else:
-        summary = f"of each metric and split with at least {policy.min_examples} examples a sum and a count"
+        summary = f"a sum and a count of each metric and split with at least {policy.min_examples} examples"
     return (
         f"{summary}, of which the server learns the sum over at least {policy.min_sum_clients}"
         if job.secure
@@ -159,20 +158,20 @@ def _metrics(job: Job, site: Site) -> str:
 
 
 def _support(site: Site, stage: Stage, name: str) -> str:
-    """From how many examples a number of a client output is, at the least."""
+    """From how many examples a number in a client output is computed."""
     kind = kind_of(stage, name)
     if kind == "example":
-        return "numbers of one example each"
+        return "numbers that describe one example each"
     least = max(site.policy.min_examples, 1)
     if kind == "class":
-        return f"numbers of each class, of one with fewer than {least} examples 0"
+        return f"numbers of each class, 0 for a class with fewer than {least} examples"
     if name in stage.scores:
-        return f"a score of a model, 0 of fewer than {least} examples; counted as an evaluation"
+        return f"a score of a model, 0 with fewer than {least} examples; counted as an evaluation"
     return f"numbers of the client as a whole, which trains on {site.client_data.num_examples} examples"
 
 
 def _refusals(job: Job, site: Site) -> Iterator[str]:
-    """What the site would refuse once the job runs."""
+    """What the site would refuse while the job runs."""
     if site.client_data.num_examples < site.policy.min_examples:
         yield "this site has too few training examples to respond"
     steps_per_epoch = site.member.collator.steps_per_epoch(0)

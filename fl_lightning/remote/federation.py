@@ -8,6 +8,7 @@ from fl_lightning.remote.channel import Channel
 from fl_lightning.remote.data import RemoteData
 from fl_lightning.remote.digests import digests_of
 from fl_lightning.remote.executor import RemoteExecutor
+from fl_lightning.remote.registry import check_at_sites, check_no_references
 from fl_lightning.remote.secure import DEFAULT_SHARE
 from fl_lightning.round.payload import Payload
 from fl_lightning.run import checkpoint
@@ -17,24 +18,24 @@ from fl_lightning.trainer import FederatedTrainer
 
 
 class SiteStates(Callback):
-    """Has the sites forget states that no checkpoint of the run has any more. It comes after what writes these."""
+    """Has sites delete states that no checkpoint refers to; it runs after the callbacks that write checkpoints."""
 
     def __init__(self) -> None:
         self._seen: dict[Path, tuple[int, set[tuple[int, str]]]] = {}
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        """States of all checkpoints that are there are kept, also of those that are not gone on with."""
+        """Keep the states of all existing checkpoints, including those that are not resumed."""
         executor = trainer.run.executor
         assert isinstance(executor, RemoteExecutor)
         for path in _checkpoints(trainer):
             executor.pinned |= _states_in(path)
 
     def on_checkpoint_point(self, trainer: Trainer) -> None:
-        """Look whether checkpoints were written."""
+        """Check whether checkpoints were written."""
         self._clean(trainer, at_end=False)
 
     def on_fit_end(self, trainer: Trainer) -> None:
-        """Look once more."""
+        """Check once more."""
         self._clean(trainer, at_end=True)
 
     def _clean(self, trainer: Trainer, *, at_end: bool) -> None:
@@ -42,7 +43,7 @@ class SiteStates(Callback):
         assert isinstance(executor, RemoteExecutor)
         files = {path: path.stat().st_mtime_ns for path in _checkpoints(trainer)}
         if {path: written for path, (written, _) in self._seen.items()} == files and not at_end:
-            return  # a state that is to be written soon may be in memory
+            return  # a state that is about to be written may be in memory
         self._seen = {
             path: self._seen[path] if self._seen.get(path, (0,))[0] == written else (written, _states_in(path))
             for path, written in files.items()
@@ -52,13 +53,13 @@ class SiteStates(Callback):
 
 
 def _checkpoints(trainer: Trainer) -> set[Path]:
-    """All that are there: in the run's folder, and what was written or read elsewhere."""
+    """All existing checkpoints: in the run's folder, and those written or read elsewhere."""
     checkpoints = (trainer.run.folder / "checkpoints").glob("[!.]*.ckpt")
     return {path.resolve() for path in (*checkpoints, *trainer.run.checkpoints) if path.exists()}
 
 
 def _states_in(path: Path) -> set[tuple[int, str]]:
-    """Clients and digests of a checkpoint; none of a damaged one."""
+    """Clients and digests of a checkpoint; empty for a damaged one."""
     try:
         clients: dict[str, Any] = checkpoint.read(path)["clients"]
     except ValueError:
@@ -78,26 +79,28 @@ def federate(
     secure: bool = False,
     secure_share: float = DEFAULT_SHARE,
 ) -> RemoteData:
-    """Let a trainer's clients be at the sites of a channel.
+    """Make the sites of a channel a trainer's clients.
 
     Args:
         trainer: Its executor is replaced.
-        channel: The way to the sites.
-        strategy: The algorithm, which ``trainer.fit`` is given too.
+        channel: The channel to the sites.
+        strategy: The algorithm, which is passed to ``trainer.fit`` as well.
         num_outputs: Classes of the whole federation; None for as many as the sites have seen.
         relation_graph: Draws or reads the client relation graph; None for none.
-        seed: Of that draw.
+        seed: Seed of that draw.
         retries: How often a message without a response is sent again.
-        secure: Secure aggregation: the server learns no client's response, only their weighted sum; of metrics too.
-        secure_share: More than this share of the clients that begin a sum must come to its end, in [0.5, 1].
+        secure: Secure aggregation: the server learns only the weighted sum of the clients' responses, and of metrics.
+        secure_share: More than this share of the clients that start a sum must complete it, in [0.5, 1].
 
     Returns:
         The data module for ``trainer.fit``.
 
     Raises:
         ValueError: A callback needs the clients' data, or has clients do what their strategy does not say; or the
-            strategy needs more than sums.
+            strategy needs more than sums, or all data in one place.
     """
+    check_at_sites(type(strategy))
+    check_no_references(trainer.references)
     for callback in trainer.callbacks:
         if callback.needs_data or callback.invents_stages:
             what = (

@@ -32,7 +32,7 @@ class SiteFilter(Counted, ABC):
     hides_counts = False
 
     def open(self, folder: Path) -> None:
-        """Told the folder of the site's account, one for all runs, before the first response."""
+        """Called with the folder of the site's account, one for all runs, before the first response."""
 
     @abstractmethod
     def change(self, numbers_D: Tensor, summed_with: int) -> Tensor:
@@ -142,18 +142,18 @@ class GaussianNoise(SiteFilter):
         self.accountant: PrivacyAccountant | None = None
 
     def open(self, folder: Path) -> None:
-        """Go on with the account in the site's folder."""
+        """Open the account in the site's folder."""
         self.accountant = PrivacyAccountant(folder, delta=self.delta)
 
     def change(self, numbers_D: Tensor, summed_with: int) -> Tensor:
-        """Clip, add noise, and write it down first.
+        """Count the response in the account, clip it, and add noise.
 
         Raises:
-            CannotFilter: The budget is spent, or noise that is distributed has nobody to share it with.
+            CannotFilter: The budget is spent, or distributed noise has no other site to be shared with.
         """
         assert self.accountant is not None, "a filter is opened before it is used"
         if self.distributed and summed_with < 2:
-            raise CannotFilter("GaussianNoise.distributed is for secure aggregation, and this response is in no sum")
+            raise CannotFilter("GaussianNoise.distributed is for secure aggregation, but this response is in no sum")
         try:
             self.accountant.spend(self.noise_multiplier, self.max_epsilon)
         except BudgetSpent as error:
@@ -167,13 +167,13 @@ class GaussianNoise(SiteFilter):
 
 
 def normal_numbers(count: int) -> Tensor:
-    """Standard normal numbers of the system's entropy, float64 (count,)."""
+    """Standard normal numbers from the system's entropy, float64 (count,)."""
     drawn = np.random.default_rng(int.from_bytes(os.urandom(32), "little")).standard_normal(count)
     return torch.from_numpy(drawn)
 
 
 class TopK(SiteFilter):
-    """Only the largest changes leave; all others are zero. Less is told, with no guarantee of what.
+    """Only the largest changes leave; all others are zero. Less is revealed, but without a privacy guarantee.
 
     Args:
         fraction: Share of the numbers that leave, in (0, 1]; at least one.
@@ -197,9 +197,9 @@ class TopK(SiteFilter):
 
 
 class Percentile(SiteFilter):
-    """Changes below a percentile become zero, and the others are cut off at a limit.
+    """Changes below a percentile become zero, and the others are clipped at a limit.
 
-    Shokri, Shmatikov: "Privacy-Preserving Deep Learning", CCS 2015. Less is told, with no guarantee of what.
+    Shokri, Shmatikov: "Privacy-Preserving Deep Learning", CCS 2015. Less is revealed, but without a privacy guarantee.
 
     Args:
         percentile: Of the absolute changes, in [0, 100).
@@ -218,7 +218,7 @@ class Percentile(SiteFilter):
         self.limit = limit
 
     def change(self, numbers_D: Tensor, summed_with: int) -> Tensor:
-        """Drop the small ones, cut off the large ones."""
+        """Set small changes to zero and clip large ones."""
         size_D = numbers_D.abs()
         rank = max(1, round(self.percentile / 100 * len(size_D)))  # torch.quantile takes 2**24 numbers at most
         least = size_D.kthvalue(rank).values if self.percentile else size_D.new_zeros(())

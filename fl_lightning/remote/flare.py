@@ -1,13 +1,13 @@
-"""The way to the sites over NVIDIA FLARE 2.9: a controller that is a channel, and an executor that is a site.
+"""The channel to the sites over NVIDIA FLARE 2.9, run by a controller; a FLARE executor runs each site.
 
 Installed by ``pip install 'fl-lightning[flare]'``. Certificates, connections, processes and logs are FLARE's; the
 federation is ``trainer.fit`` in the server's job process, and a :class:`Site` in each client's.
 
 Each client has a task of its own: data of a broadcast are copied once for all. A client that is known to be dead is not
-asked. FLARE ends a job whose client's process dies, and takes no client back into a running one: ``fl-train submit``
-sends the job again, which goes on from its last checkpoint. (``ClientAPIExecutor`` in ``attach`` mode with
-``allow_reconnect`` was tried: it takes back a process beside the client's, whose task of the moment fails, and does
-nothing for the client's own; docs/how-to/real-federation.md has what was seen.)
+asked. FLARE ends a job if a client's process dies, and does not let a client rejoin a running one: ``fl-train submit``
+submits the job again, which resumes from its last checkpoint. (``ClientAPIExecutor`` in ``attach`` mode with
+``allow_reconnect`` was tried: it reconnects a process beside the client's, whose current task fails, but does nothing
+for the client's own process; see docs/how-to/real-federation.md.)
 """
 
 import atexit
@@ -54,12 +54,12 @@ from fl_lightning.remote.site import Site
 _log = logging.getLogger(__name__)
 
 TASK = "ask"
-#: What a job came to, in its result.
+#: File with the outcome of a job, in its result.
 OUTCOME_FILE = "outcome.json"
 _CHECK_SECONDS = 0.05
 
 
-# The interpreter would look through all of torch's objects, for a second and more, before a job's process ends.
+# Otherwise the interpreter would inspect all of torch's objects, for more than a second, before a job's process ends.
 atexit.register(gc.freeze)
 
 
@@ -71,13 +71,13 @@ class FlareChannel:
     """The clients of a FLARE job.
 
     Args:
-        controller: Of the job.
-        names: The clients', by index.
-        timeout_seconds: In which a client must respond.
+        controller: The job's controller.
+        names: The clients' names, by index.
+        timeout_seconds: Time within which a client must respond.
         abort_signal: Ends the job.
 
     Attributes:
-        num_bytes: Of all messages down, and of all responses up.
+        num_bytes: Bytes of all messages (``down``) and all responses (``up``).
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class FlareChannel:
         self.num_bytes = {"down": 0, "up": 0}
 
     def ask(self, messages: Mapping[int, Message]) -> Iterator[tuple[int, Message | str]]:
-        """A task for each client; responses as they come."""
+        """Send a task to each client, and yield responses as they arrive."""
         arrived: queue.Queue[tuple[int, bytes | None, str]] = queue.Queue()
         with self.controller._engine.new_context() as context:
             waiting = set()
@@ -134,22 +134,22 @@ class FlareChannel:
 
 
 class FederationController(Controller):  # type: ignore[misc]
-    """Runs the federation of a job in the server's job process; all that the job says is in its file."""
+    """Runs the federation of a job in the server's job process; the job is read from its file."""
 
     def __init__(self) -> None:
         super().__init__(task_check_period=_CHECK_SECONDS)
         self.parts: ServerParts | None = None
 
     def start_controller(self, fl_ctx: FLContext) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def process_result_of_unknown_task(
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
     ) -> None:
-        """A response that came too late is dropped; the site rolls back by itself."""
+        """Drop a response that arrived too late; the site rolls back by itself."""
         _log.info("%s responded too late", client.name)
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
@@ -182,7 +182,7 @@ class FederationController(Controller):  # type: ignore[misc]
         (result / OUTCOME_FILE).write_text(json.dumps(outcome, indent=1) + "\n")
 
     def _made(self) -> Path | None:
-        """The folder of this job's run; None before there is one."""
+        """The folder of this job's run; None if there is none yet."""
         if self.parts is None or not self.parts.trainer.has_run:
             return None
         folder = self.parts.trainer.run.folder
@@ -212,14 +212,14 @@ class FederationController(Controller):  # type: ignore[misc]
 
 
 class SiteExecutor(Executor):  # type: ignore[misc]
-    """A site in the client's job process; the folder of a run of one name outlives the job."""
+    """Runs a site in the client's job process; the folder of a run outlives the job."""
 
     def __init__(self) -> None:
         super().__init__()
         self.site: Site | None = None
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        """Response a message."""
+        """Respond to a message."""
         if task_name != TASK:
             return make_reply(ReturnCode.TASK_UNKNOWN)
         wire: bytes = shareable["wire"]
@@ -230,7 +230,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
             reply["wire"] = self.site.respond(wire)
         except (Exception, SystemExit) as error:
             _log.exception("the site cannot be opened")
-            is_shareable = isinstance(error, Refused | NotAJob)  # which hold nothing of the site's
+            is_shareable = isinstance(error, Refused | NotAJob)  # their text contains no data of the site
             why = str(error) if is_shareable else f"{type(error).__name__}; see the site's log"
             reply["wire"] = Message(kind="failure", about={"to": Message.read(wire).name, "why": why}).wire
         return reply
@@ -249,26 +249,26 @@ class SiteExecutor(Executor):  # type: ignore[misc]
             account=root / "account",
             startup=Path(workspace.get_startup_kit_dir()),
         )
-        os.chdir(work)  # the owner's file may name data beside where the site was started
+        os.chdir(work)  # the owner's file may name data relative to where the site was started
         return site
 
 
 def isolate(root: Path, job_id: str, memory_gib: float | None) -> Path:
-    """Keep a job's process from what other jobs have left, from the eyes of others, and within its memory.
+    """Isolate a job's process from other jobs and other users, and bound its memory.
 
-    Nothing is imported any more from the folder that the process was started in, nor from below the kit, where jobs
-    lie; files are their owner's alone; and the process has a folder of its own to work in.
+    Nothing is imported from the folder in which the process was started, nor from inside the kit, where jobs are
+    stored; files are accessible to their owner only; and the process works in a folder of its own.
 
     Args:
         root: The kit's folder.
-        job_id: FLARE's.
-        memory_gib: GiB that the process may take beside what it has; None for what is free now.
+        job_id: FLARE's id of the job.
+        memory_gib: GiB that the process may use beyond what it has; None for what is free now.
 
     Returns:
-        The folder, which is empty and goes with the process.
+        The working folder, which is empty and is deleted with the process.
 
     Raises:
-        ValueError: The system cannot keep the bound that was given.
+        ValueError: The system cannot enforce the bound.
     """
     os.umask(0o077)
     sys.path[:] = [each for each in sys.path if not _is_open_to_jobs(each, root)]
@@ -283,9 +283,9 @@ def isolate(root: Path, job_id: str, memory_gib: float | None) -> Path:
 
 
 def _is_open_to_jobs(entry: str, root: Path) -> bool:
-    """Whether a folder of the module search path is of a kit, or where the process was started without its being named.
+    """Whether an entry of the module search path is in the kit, or is the current folder without being named.
 
-    What the owner names in PYTHONPATH, outside of the kit, stays.
+    Folders outside the kit that the owner names in PYTHONPATH remain.
     """
     path = Path(entry or ".").resolve()
     named = {Path(each).resolve() for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each}
@@ -293,13 +293,13 @@ def _is_open_to_jobs(entry: str, root: Path) -> bool:
 
 
 def limit_memory(gib: float | None) -> None:
-    """Bound the memory of this process (Linux: ``RLIMIT_DATA``): what goes beyond it ends in an error of its own.
+    """Bound the memory of this process (Linux: ``RLIMIT_DATA``): exceeding it raises an error in the process.
 
     Args:
-        gib: Beside what the process has; None for what is free now, and no bound on other systems.
+        gib: GiB beyond what the process has; None for what is free now, and for no bound on other systems.
 
     Raises:
-        ValueError: This system cannot keep the bound.
+        ValueError: This system cannot enforce the bound.
     """
     if not sys.platform.startswith("linux"):
         if gib is not None:
@@ -314,18 +314,18 @@ def limit_memory(gib: float | None) -> None:
 
 
 def copy_files(source: Path, target: Path, *, within: Path) -> None:
-    """Copy plain files and folders; what is a link, or lies elsewhere, is left out.
+    """Copy plain files and folders; links are left out.
 
     Args:
-        source: A folder.
-        target: Where to.
-        within: The folder that all of it must lie in.
+        source: The folder to copy.
+        target: The folder to create.
+        within: The folder that must contain the source.
 
     Raises:
-        ValueError: The source does not lie there.
+        ValueError: It does not.
     """
     if not source.resolve().is_relative_to(within.resolve()) or source.is_symlink():
-        raise ValueError(f"{source} does not lie in {within}: nothing of it is copied")
+        raise ValueError(f"{source} is not in {within}: nothing is copied")
     for folder, _, names in os.walk(source, followlinks=False):
         here = Path(folder)
         (target / here.relative_to(source)).mkdir(parents=True, exist_ok=True)

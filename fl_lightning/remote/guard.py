@@ -1,4 +1,4 @@
-"""What a site's policy makes of a message: refuses before anything is computed, and looks through what leaves.
+"""Enforces a site's policy: refuses messages before anything is computed, and checks what leaves.
 
 It counts what a job has asked for (messages, steps and evaluations of a round), whatever a server calls its federation.
 """
@@ -24,13 +24,13 @@ _MIB = 2**20
 
 
 class Guard:
-    """Keeps a site's policy through a job.
+    """Enforces a site's policy during a job.
 
     Args:
         policy: The rules.
         client_data: The client's data.
-        ledger: The site's book, where the models that were scored are counted over all processes of a run.
-        num_rounds: Rounds of the job; None where nobody has said.
+        ledger: The site's ledger, which counts evaluated models over all processes of a run.
+        num_rounds: Rounds of the job; None if unknown.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Guard:
         self.policy = policy
         self.client_data = client_data
         self.ledger = ledger
-        self.run = ""  # what the server calls it
+        self.run = ""  # the server's name for it
         self.num_rounds = num_rounds
         self.num_messages = 0
         self.steps: Counter[int] = Counter()
@@ -57,24 +57,24 @@ class Guard:
         """Count a message, before it is read."""
         self.num_messages += 1
         if self.num_messages > self.policy.max_messages:
-            raise Refused(f"policy.max_messages is {self.policy.max_messages}, and this job has sent as many")
+            raise Refused(f"policy.max_messages is {self.policy.max_messages}, and this job has sent that many")
         if len(wire) > self.policy.max_message_mib * _MIB:
             raise Refused(
-                f"a message of {len(wire)} bytes came, policy.max_message_mib is {self.policy.max_message_mib}"
+                f"a message of {len(wire)} bytes arrived, but policy.max_message_mib is {self.policy.max_message_mib}"
             )
 
     def admit_widths(self, num_features: Any, num_outputs: Any) -> None:
         """Refuse inputs that are not this client's, and more outputs than the bound."""
         if isinstance(num_outputs, bool) or not isinstance(num_outputs, int) or num_outputs < 1:
-            raise Refused("the number of outputs must be a whole number of at least 1")
+            raise Refused("the number of outputs must be an integer of at least 1")
         self.policy.check_outputs(num_outputs)
         width = self.client_data.num_features
         given = tuple(num_features) if isinstance(num_features, list | tuple) else num_features
         if given != width:
-            raise Refused("the federation's inputs are not as wide as this site's")
+            raise Refused("the federation's inputs do not have the same width as this site's")
 
     def admit_nets(self, model: ClientModule, num_outputs: int) -> None:
-        """Refuse nets that are too large, by counting their parameters before one is allocated."""
+        """Refuse nets that are too large, by counting their parameters before they are allocated."""
         if (count := count_parameters(model, self.client_data.num_features, num_outputs)) is not None:
             self.admit_parameters(count)
 
@@ -88,17 +88,17 @@ class Guard:
     # ---------------------------------------------------------------- work
 
     def check_stages(self, strategy: Strategy, names: Sequence[str]) -> None:
-        """Refuse a strategy that would send what may not leave, by its first stages, before it starts.
+        """Refuse a strategy whose first stages would send what may not leave, before it starts.
 
         Args:
-            strategy: Set up.
-            names: Of all parameters that are communicated.
+            strategy: The strategy, after ``setup``.
+            names: Names of all parameters that are communicated.
         """
         for stage in (*strategy.initial_stages(), *strategy.stages(0)):
             self.check_stage(stage, names)
 
     def check_stage(self, stage: Stage, names: Sequence[str]) -> None:
-        """Refuse a stage whose response may not leave, before it is run."""
+        """Refuse a stage whose response may not leave, before it runs."""
         self.policy.check_parameters(names if stage.flat else stage.upload)
         for name in stage.client_outputs:
             self.policy.check_output(name, kind_of(stage, name))
@@ -113,15 +113,15 @@ class Guard:
         *,
         asked: str,
     ) -> None:
-        """Refuse a stage, or count its steps and the models that it scores.
+        """Refuse a stage, or count its steps and the models that it evaluates.
 
         Args:
             stage: The stage.
-            names: Of all parameters that are communicated.
+            names: Names of all parameters that are communicated.
             round_idx: The round.
-            work_fraction: Share of the work.
-            steps_per_epoch: Batches of the client's data that make an epoch.
-            asked: A digest of what is asked: the same again has the same response, and its models count once.
+            work_fraction: Share of the stage's steps.
+            steps_per_epoch: Number of batches in an epoch of the client's data.
+            asked: A digest of the request: a repeated one has the same response, and its models count once.
         """
         self.check_stage(stage, names)
         self.check_round(round_idx)
@@ -135,13 +135,13 @@ class Guard:
     def admit_evaluations(
         self, evaluations: Sequence[Evaluation], round_idx: int, steps_per_epoch: int, *, asked: str
     ) -> None:
-        """Refuse the scoring of models, or count them.
+        """Refuse evaluations of models, or count them.
 
         Args:
             evaluations: The models.
             round_idx: The round.
-            steps_per_epoch: Batches of the client's data that make an epoch.
-            asked: A digest of what is asked: the same again has the same response, and counts once.
+            steps_per_epoch: Number of batches in an epoch of the client's data.
+            asked: A digest of the request: a repeated one has the same response, and counts once.
         """
         self.check_round(round_idx)
         if asked in self.scored:
@@ -150,57 +150,60 @@ class Guard:
             kind = scored_of(evaluation)
             if kind not in self.policy.evaluations:
                 allowed = ", ".join(self.policy.evaluations) or "none"
-                raise Refused(f"a model that is {kind} is to be scored, policy.evaluations lets {allowed} be")
+                raise Refused(
+                    f"a model that is {kind} is to be evaluated, but policy.evaluations allows only {allowed}"
+                )
         self._count_evaluations(round_idx, len(evaluations), asked)
         for evaluation in evaluations:
             self.admit_tuning(evaluation, round_idx, steps_per_epoch)
         self.scored.add(asked)
 
     def admit_tuning(self, evaluation: Evaluation, round_idx: int, steps_per_epoch: int) -> None:
-        """Refuse what is trained before a model is scored or predicts, or count its steps."""
+        """Refuse training before an evaluation or a prediction, or count its steps."""
         self.check_round(round_idx)
         if evaluation.tuning is not None:
             self._count_steps(evaluation.tuning, round_idx, 1.0, steps_per_epoch)
 
     def check_round(self, round_idx: Any) -> None:
-        """Refuse a round that the job has not."""
+        """Refuse a round that the job does not have."""
         if isinstance(round_idx, bool) or not isinstance(round_idx, int) or round_idx < 0:
-            raise Refused("a round is a whole number of at least 0")
+            raise Refused("a round is an integer of at least 0")
         if self.num_rounds is not None and round_idx > self.num_rounds:
-            raise Refused(f"round {round_idx} is asked for, the job has {self.num_rounds}")
+            raise Refused(f"round {round_idx} is requested, but the job has {self.num_rounds} rounds")
 
     def _count_steps(self, stage: Stage, round_idx: int, work_fraction: float, steps_per_epoch: int) -> None:
         epochs, steps = stage.schedule(work_fraction, steps_per_epoch)
         if self.steps[round_idx] + epochs * steps > self.policy.max_steps_per_round:
             raise Refused(
-                f"{self.steps[round_idx]} steps of round {round_idx} are taken and {epochs * steps} more asked for, "
+                f"{self.steps[round_idx]} steps of round {round_idx} were taken and {epochs * steps} more are "
+                f"requested, "
                 f"policy.max_steps_per_round is {self.policy.max_steps_per_round}"
             )
         self.steps[round_idx] += epochs * steps
 
     def _count_evaluations(self, round_idx: int, count: int, asked: str) -> None:
-        """Count models, of this process whatever the run is called, and of the run whatever the process."""
+        """Count models, in this process whatever the run's name, and in the run whatever the process."""
         most = self.policy.max_evaluations_per_round
         before = self.evaluations[round_idx]
         if before + count > most:
             raise Refused(
-                f"{before} models are scored in round {round_idx} and {count} more asked for, "
+                f"{before} models were evaluated in round {round_idx} and {count} more are requested, "
                 f"policy.max_evaluations_per_round is {most}"
             )
         if not self.ledger.count_models(self.run, round_idx, asked, count, most):
             raise Refused(
-                f"{count} models more are asked for in round {round_idx}, policy.max_evaluations_per_round is {most}, "
-                "and some were scored before this site was started again"
+                f"{count} more models are requested in round {round_idx}, policy.max_evaluations_per_round is {most}, "
+                "and some were evaluated before this site was restarted"
             )
         self.evaluations[round_idx] += count
 
     # ---------------------------------------------------------------- responses
 
     def leaving(self, upload: Payload, stage: Stage) -> Payload:
-        """What may leave of a response: what is told of too few examples is withheld, the rest is as it was.
+        """The part of a response that may leave: numbers from too few examples are set to zero.
 
         Raises:
-            Refused: Some of it may not leave at all.
+            Refused: A part of it may not leave at all.
         """
         for name in upload.extras:
             self.policy.check_output(name, kind_of(stage, name))
@@ -214,7 +217,7 @@ class Guard:
         return dataclasses.replace(upload, extras=extras)
 
     def _too_few(self, upload: Payload, stage: Stage) -> Iterator[tuple[str, Tensor]]:
-        """Each client output of classes, counts included, and which classes have too few examples, (K,)."""
+        """Each client output with rows for classes, counts included, and which classes have too few examples, (K,)."""
         for name, counted_by in stage.per_class.items():
             if name not in upload.extras:
                 continue
@@ -234,12 +237,12 @@ class Guard:
 
 
 def _as_wide(chosen_K: Tensor, output_1K: Tensor) -> Tensor:
-    """A choice of classes for a client output (1, K, ...)."""
+    """A mask over classes, broadcast to a client output (1, K, ...)."""
     return chosen_K.to(output_1K.device).view(1, -1, *[1] * (output_1K.dim() - 2)).expand_as(output_1K)
 
 
 def kind_of(stage: Stage, name: str) -> Kind:
-    """What a client output, or the first part of its name, tells of."""
+    """What a client output, or the first part of its name, describes."""
     base = name.partition("/")[0]
     if {name, base} & {*stage.per_example, *stage.single}:
         return "example"
@@ -252,7 +255,7 @@ def kind_of(stage: Stage, name: str) -> Kind:
 
 
 def scored_of(evaluation: Evaluation) -> Any:
-    """Which model an evaluation scores."""
+    """Which model an evaluation is for."""
     if evaluation.tuning is not None:
         return "tuned"
     received = evaluation.payload is not None and evaluation.payload.parameters
@@ -260,10 +263,10 @@ def scored_of(evaluation: Evaluation) -> Any:
 
 
 def count_parameters(model: ClientModule, num_features: Any, num_outputs: int) -> int | None:
-    """Parameters of the largest of a client's nets, from tensors without memory.
+    """Number of parameters of the largest of a client's nets, from meta tensors.
 
     Returns:
-        The count; None of a net that cannot be built so, which is a class of the site's owner, never of this package.
+        The count; None if a net cannot be built in this way, which happens only with classes of the site's owner.
     """
     counts: Mapping[str, int] | list[int] = []
     with torch.device("meta"), torch.random.fork_rng([]):

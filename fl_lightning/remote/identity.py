@@ -1,9 +1,9 @@
-"""Who a site is, by the certificate of its kit: what it signs, and whose signatures it believes.
+"""A site's identity, given by the certificate of its kit: what it signs, and which signatures it accepts.
 
-Every key of a secure sum is signed by its site, so that a server that invents keys is noticed. A certificate counts
-where the federation's authority has issued it, it is valid today, and it is a site's: those of people have a role in
-them, and the server's has the server's name. Who holds the authority's own key can invent sites, unless the site's
-policy names its ``peers``.
+Every key of a secure sum is signed by its site, so that a server that invents keys is detected. A certificate is
+accepted if the federation's authority has issued it, it is valid today, and it belongs to a site: people's
+certificates contain a role, and the server's contains the server's name. Whoever holds the authority's own key can
+invent sites, unless the site's policy names its ``peers``.
 """
 
 import datetime
@@ -24,7 +24,7 @@ _PADDING = padding.PSS(mgf=padding.MGF1(SHA256()), salt_length=padding.PSS.MAX_L
 
 
 class Unproven(ValueError):
-    """A signature or certificate that does not hold."""
+    """A signature or certificate that is not valid."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class Identity:
 
     Attributes:
         key: The site's private key.
-        certificate: The site's.
-        authority: Whose certificates are believed.
-        server: Name of the server, whose certificate is of the same authority.
-        peers: Names of the sites that are believed; None for every site of the authority's.
+        certificate: The site's certificate.
+        authority: The authority whose certificates are accepted.
+        server: Name of the server, whose certificate has the same authority.
+        peers: Names of the sites that are accepted; None for every site with a certificate of the authority.
     """
 
     key: RSAPrivateKey
@@ -47,7 +47,7 @@ class Identity:
 
     @classmethod
     def of_kit(cls, startup: Path, peers: Sequence[str] | None = None) -> "Identity":
-        """That of a kit's folder ``startup``: ``client.key``, ``client.crt``, ``rootCA.pem``, ``fed_client.json``.
+        """The identity in a kit's ``startup``: ``client.key``, ``client.crt``, ``rootCA.pem``, ``fed_client.json``.
 
         Raises:
             ValueError: A file is missing or damaged.
@@ -61,7 +61,7 @@ class Identity:
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise ValueError(f"the certificates in {startup} cannot be read: restore the kit") from error
         if not isinstance(key, RSAPrivateKey):
-            raise ValueError(f"{startup / 'client.key'} is no RSA key: make the kit with fl-train provision")
+            raise ValueError(f"{startup / 'client.key'} is not an RSA key: make the kit with fl-train provision")
         return cls(key, certificate, authority, server, peers)
 
     @property
@@ -71,18 +71,18 @@ class Identity:
 
     @property
     def name(self) -> str:
-        """The site's, as its certificate has it."""
+        """The site's name in its certificate."""
         return _common_name(self.certificate)
 
     def sign(self, facts: Sequence[object]) -> str:
-        """A signature of some facts, in hexadecimal digits."""
+        """The signature of some values, in hexadecimal digits."""
         return self.key.sign(_bytes(facts), _PADDING, SHA256()).hex()
 
     def verify(self, facts: Sequence[object], signature: str, pem: str) -> str:
-        """The name of the site that has signed.
+        """The name of the site that signed some values.
 
         Raises:
-            Unproven: No site has.
+            Unproven: The signature is not that of an accepted site.
         """
         try:
             certificate = x509.load_pem_x509_certificate(pem.encode())
@@ -91,15 +91,15 @@ class Identity:
             assert isinstance(key, RSAPublicKey)
             key.verify(bytes.fromhex(signature), _bytes(facts), _PADDING, SHA256())
         except (ValueError, TypeError, AttributeError, AssertionError, InvalidSignature) as error:
-            raise Unproven("a signature does not hold") from error
+            raise Unproven("a signature is not valid") from error
         now = datetime.datetime.now(datetime.UTC)
         if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
-            raise Unproven("a certificate is out of date")
+            raise Unproven("a certificate has expired or is not valid yet")
         name = _common_name(certificate)
         if name == self.server or certificate.subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME):
-            raise Unproven(f"the certificate of {name} is no site's")
+            raise Unproven(f"the certificate of {name} is not that of a site")
         if self.peers is not None and name not in (*self.peers, self.name):
-            raise Unproven(f"{name} is none of policy.peers")
+            raise Unproven(f"{name} is not in policy.peers")
         return name
 
 

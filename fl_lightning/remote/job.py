@@ -1,10 +1,10 @@
-"""What server and sites build of a job, and each one's own file.
+"""What server and sites build from a job, and the files of their owners.
 
-A job (:mod:`fl_lightning.remote.job_schema`) says what is computed. A site's own file says what it holds and what it
-refuses; a job has no data, and a site without ``data`` in its file takes part in none.
+A job (:mod:`fl_lightning.remote.job_schema`) says what is computed. A site's own file says what data it holds and what
+it refuses; a job contains no data, and a site without ``data`` in its file takes part in none.
 
     client: 0                 # which of its data's clients the site is; 0 for the only one
-    named_as: site            # what the client is called: as its site, or as in its data
+    named_as: site            # the client's name: that of its site, or that in its data
     data:
       source: {class_path: FileSource, init_args: {path: /data/ward-7.pt}}
       partitioner: {class_path: RandomPartitioner, init_args: {num_clients: 1}}
@@ -53,7 +53,7 @@ _Made = TypeVar("_Made", bound="Parts")
 
 
 class Parts(FederatedCLI):
-    """What a configuration of ``fit`` builds, without training.
+    """The objects that a configuration of ``fit`` builds, without training.
 
     Args:
         arguments: Options of ``fit``.
@@ -67,7 +67,7 @@ class Parts(FederatedCLI):
         super().__init__(["fit", *arguments])
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Nothing is run."""
+        """Run nothing."""
 
     @property
     def strategy(self) -> Strategy:
@@ -77,15 +77,15 @@ class Parts(FederatedCLI):
 
 
 class ServerParts(Parts):
-    """What the server builds of a job: no data."""
+    """The objects that the server builds from a job: no data."""
 
     def add_data(self, parser: LightningArgumentParser) -> None:
-        """A graph of relations alone, which is the server's to draw."""
+        """Add only the relation graph, which the server draws."""
         parser.add_subclass_arguments(Topology, "relation_graph", required=False)
 
     @property
     def relation_graph(self) -> Topology | None:
-        """Draws the client relation graph."""
+        """The topology that draws the client relation graph."""
         result: Topology | None = self._get(self.config_init, "relation_graph")
         return result
 
@@ -103,14 +103,14 @@ def open_site(
 
     Args:
         job: What was sent.
-        site_file: The site's own.
+        site_file: The site's own file.
         folder: Where the site keeps its states of the run.
-        name: What a client of the site's data is called; if empty, what it is called there.
-        account: Where it keeps, for all runs, what it has told; None for ``folder``.
-        startup: The folder of its kit's certificates, by which secure sums are signed; None where there are none.
+        name: Name of the client; if empty, its name in the data.
+        account: Where it records, for all runs, what it has revealed; None for ``folder``.
+        startup: The folder with its kit's certificates, with which secure sums are signed; None without certificates.
 
     Raises:
-        ValueError: The site's file holds something else, or the job may not say what it says here.
+        ValueError: The site's file is not valid, or the job is not allowed here.
     """
     site_settings = _own_settings(site_file, _SITE_KEYS)
     policy = _policy(SitePolicy, site_settings, site_file)
@@ -118,9 +118,9 @@ def open_site(
     job.check(registry)
     policy.check_job(job)
     if "data" not in site_settings:
-        raise ValueError(f"{site_file} names no data: write what the site holds below data")
+        raise ValueError(f"{site_file} has no data: add a section data with what the site holds")
     settings = job.configuration(registry)
-    settings["trainer"] = {"accelerator": "cpu", "logger": False, "callbacks": []}  # the server's are not made here
+    settings["trainer"] = {"accelerator": "cpu", "logger": False, "callbacks": []}  # the server's are not built here
     settings["data"] = site_settings["data"]
     make_private(folder)
     parts = _built(Parts, settings, folder)
@@ -154,12 +154,12 @@ def open_server(job: Job, server_file: Path, root: Path, folder: Path) -> Server
 
     Args:
         job: What was sent.
-        server_file: The server's own; a missing one says nothing.
-        root: Of the folders of all runs.
+        server_file: The server's own file; it may be missing.
+        root: The folder that contains those of all runs.
         folder: For the job's own files.
 
     Raises:
-        ValueError: The server's file holds something else, or the job may not say what it says here.
+        ValueError: The server's file is not valid, or the job is not allowed here.
     """
     site_settings = _own_settings(server_file, _SERVER_KEYS)
     policy = _policy(JobPolicy, site_settings, server_file)
@@ -186,13 +186,13 @@ def memory_of(own_file: Path) -> float | None:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder, and those that it lies in, that are open to their owner alone."""
+    """Create a folder and its missing parents, accessible to their owner only."""
     for each in (*reversed(folder.parents), folder):
         each.mkdir(mode=0o700, exist_ok=True)
 
 
 def _built(kind: type[_Made], settings: dict[str, Any], folder: Path) -> _Made:
-    """The parts of a configuration, whose mistakes are not the end of the process."""
+    """The parts of a configuration, whose mistakes do not end the process."""
     make_private(folder)
     whole = folder / "settings.yaml"
     with whole_file(whole) as temporary:
@@ -203,7 +203,7 @@ def _built(kind: type[_Made], settings: dict[str, Any], folder: Path) -> _Made:
             return kind(["--config", str(whole)])
     except SystemExit as error:
         last = said.getvalue().strip().rpartition("\n")[2].removeprefix("fl-train: error: ")
-        raise ValueError(last or "the job's settings do not fit together") from error
+        raise ValueError(last or "the job's settings are inconsistent") from error
 
 
 def _policy(kind: type[_Policy], site_settings: dict[str, Any], file: Path) -> _Policy:
@@ -214,26 +214,26 @@ def _policy(kind: type[_Policy], site_settings: dict[str, Any], file: Path) -> _
 
 
 def _own_settings(own_file: Path, known: Sequence[str]) -> dict[str, Any]:
-    """What a site's or a server's file says; what is empty in it is left out.
+    """The settings in a site's or a server's file, without empty ones.
 
     Raises:
-        ValueError: It says something else than such a file may.
+        ValueError: The file has settings that it may not have.
     """
     site_settings = read_yaml(own_file) if own_file.exists() else None
     keys = ", ".join(known)
     if not isinstance(site_settings, dict | None):
-        raise ValueError(f"{own_file} holds {site_settings!r}: write settings, one of {keys} on a line")
-    said = {key: value for key, value in (site_settings or {}).items() if value is not None}
-    if unknown := sorted(map(str, set(said) - set(known))):
+        raise ValueError(f"{own_file} holds {site_settings!r}: write the settings {keys}, each on a line of its own")
+    given = {key: value for key, value in (site_settings or {}).items() if value is not None}
+    if unknown := sorted(map(str, set(given) - set(known))):
         whose = "server" if known is _SERVER_KEYS else "site"
         raise ValueError(f"{own_file} has {', '.join(unknown)}: a {whose}'s file has {keys}")
-    check_count(f"{own_file}: client", said.get("client", 0), least=0)
-    if said.get("named_as", "site") not in ("site", "data"):
-        raise ValueError(f"{own_file}: named_as is {said['named_as']!r}: write site, or data for the data's own name")
+    check_count(f"{own_file}: client", given.get("client", 0), least=0)
+    if given.get("named_as", "site") not in ("site", "data"):
+        raise ValueError(f"{own_file}: named_as is {given['named_as']!r}: write site, or data for the data's own name")
     for key in ("data", "policy"):
-        if not isinstance(said.get(key, {}), dict):
-            raise ValueError(f"{own_file}: {key} is {said[key]!r}: write its settings below it")
-    return said
+        if not isinstance(given.get(key, {}), dict):
+            raise ValueError(f"{own_file}: {key} is {given[key]!r}: write its settings below it")
+    return given
 
 
 def read_policy(settings: dict[str, Any], kind: type[_Policy] = SitePolicy) -> _Policy:  # type: ignore[assignment]

@@ -1,7 +1,7 @@
 """What a submitter sends: a job, which is data and nothing else.
 
-A job names classes by bare name, and gives scalars and lists for their settings. It holds no dotted path, no file name,
-no code, and no key that is not a setting of the class that is named. It is checked where it is submitted, at the server
+A job names classes by their bare names, with scalars and lists as their settings. It contains no dotted path, no file
+name, no code, and no key that is not a setting of the named class. It is checked where it is submitted, on the server
 and at every site, before anything is built, imported, or read by the parser of configurations.
 
     {"format": 1, "name": "wards", "sites": ["berlin", "rome"], "seed": 0,
@@ -22,7 +22,15 @@ from typing import Any, Literal
 
 from fl_lightning.relations.topology import Topology
 from fl_lightning.remote.names import check_run_name, check_site_name
-from fl_lightning.remote.registry import FILE_SETTINGS, Registry, is_the_packages, settings_of, wanted
+from fl_lightning.remote.registry import (
+    FILE_SETTINGS,
+    Registry,
+    check_at_sites,
+    check_no_references,
+    is_the_packages,
+    settings_of,
+    wanted,
+)
 from fl_lightning.remote.secure import DEFAULT_SHARE, check_share
 from fl_lightning.round.client import ClientModule
 from fl_lightning.run.settings import LARGEST_SEED
@@ -33,7 +41,7 @@ FORMAT = 1
 #: Bounds of a job, whatever a site allows.
 MAX_BYTES, MAX_DEPTH, MAX_LENGTH, MAX_TEXT, MAX_SITES = 2**20, 8, 1000, 64, 10_000
 MAX_COUNT, MAX_NUMBER = 10**6, 2**53
-#: The trainer's settings that are of a run, not of the machine that it runs on.
+#: The trainer's settings that belong to a run, not to the machine on which it runs.
 TRAINER_SETTINGS = (
     "num_rounds",
     "participation",
@@ -50,7 +58,7 @@ _TEXT = re.compile(r"(?![/~.])(?!.*\.\.)[A-Za-z0-9_.*?!\[\]/-]*")
 
 
 class NotAJob(ValueError):
-    """What was sent is no job, or says something that a job may not."""
+    """What was sent is not a job, or contains something that a job may not contain."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,20 +66,20 @@ class Job:
     """A run for sites.
 
     Attributes:
-        name: Of the run, one folder name; what server and sites keep of it lies under this name.
+        name: Name of the run, a single folder name, under which server and sites store it.
         sites: Names of the sites, in the order of their clients.
         strategy: Class and settings.
-        model: The same of the client module; None for the strategy's own, with its net.
-        trainer: Those of :data:`TRAINER_SETTINGS` that are set.
+        model: Class and settings of the client module; None for the strategy's default, with its net.
+        trainer: The settings of :data:`TRAINER_SETTINGS` that are set.
         relation_graph: Class and settings of the topology that draws the client relation graph; None for none.
-        seed: Of the run.
-        data_seed: Of that draw.
-        resume: Go on where the run of this name stopped.
-        timeout_seconds: In which a site must respond a message.
+        seed: Seed of the run.
+        data_seed: Seed of that draw.
+        resume: Resume the run of this name.
+        timeout_seconds: Time within which a site must respond to a message.
         num_outputs: Classes of the whole federation; None for as many as the sites have seen.
         secure: Secure aggregation.
-        secure_share: More than this share of the clients that begin a secure sum must come to its end, in [0.5, 1].
-        predict: Have each site write what its model predicts into its own folder, after the training.
+        secure_share: More than this share of the clients that start a secure sum must complete it, in [0.5, 1].
+        predict: Have each site write its predictions into its own folder, after training.
     """
 
     name: str
@@ -98,7 +106,7 @@ class Job:
         """Undo :meth:`write`; its settings are checked by :meth:`check`.
 
         Raises:
-            NotAJob: It is none.
+            NotAJob: The text is not a job.
         """
         if len(text) > MAX_BYTES:
             raise NotAJob(f"the job has {len(text)} bytes, at most {MAX_BYTES} are read")
@@ -107,9 +115,9 @@ class Job:
         except NotAJob:
             raise
         except (ValueError, RecursionError) as error:
-            raise NotAJob(f"the job is no JSON ({type(error).__name__})") from error
+            raise NotAJob(f"the job is not valid JSON ({type(error).__name__})") from error
         if not isinstance(facts, dict) or facts.pop("format", None) != FORMAT:
-            raise NotAJob(f"the job is not of format {FORMAT}: use one version of fl-lightning everywhere")
+            raise NotAJob(f"the job is not of format {FORMAT}: use the same version of fl-lightning everywhere")
         known = {each.name: each for each in dataclasses.fields(cls)}
         if unknown := sorted(set(facts) - set(known)):
             raise NotAJob(f"the job has {_short(unknown[0])}, which no job has")
@@ -119,13 +127,13 @@ class Job:
         return cls(**facts)
 
     def check(self, registry: Registry) -> None:
-        """Refuse what a job may not say; nothing is built.
+        """Refuse what a job may not contain; nothing is built.
 
         Args:
             registry: What names mean on this machine.
 
         Raises:
-            NotAJob: It says something else; or a name is of no class that is listed here.
+            NotAJob: It contains something else, or names a class that is not listed here.
         """
         try:
             check_run_name(self.name)
@@ -136,7 +144,7 @@ class Job:
         except ValueError as error:
             raise NotAJob(str(error)) from error
         if len(set(self.sites)) < len(self.sites):
-            raise NotAJob("sites names one twice")
+            raise NotAJob("sites names the same site twice")
         for name, most in {"seed": LARGEST_SEED, "data_seed": LARGEST_SEED, "timeout_seconds": 10**6}.items():
             _check_whole(name, getattr(self, name), most)
         if self.num_outputs is not None:
@@ -152,13 +160,17 @@ class Job:
                 raise NotAJob(f"{name} must be true or false, got {_short(getattr(self, name))}")
         reader = _Reader(registry)
         reader.value(self.strategy, Strategy, "strategy", 0)
+        try:
+            check_at_sites(registry.named[self.strategy["class"]])
+        except ValueError as error:
+            raise NotAJob(str(error)) from error
         reader.value(self.model, ClientModule | None, "model", 0)
         reader.value(self.relation_graph, Topology | None, "relation_graph", 0)
         hints = {name: hint for name, hint in settings_of(FederatedTrainer).items() if name in TRAINER_SETTINGS}
         reader.settings(self.trainer, hints, "trainer", "a job's trainer", 0)
 
     def configuration(self, registry: Registry) -> dict[str, Any]:
-        """A checked job as what the parser of configurations reads: ``seed_everything``, strategy, model, trainer."""
+        """A checked job as a configuration for the parser: ``seed_everything``, strategy, model, trainer."""
         return {
             "seed_everything": self.seed,
             "strategy": _with_paths(self.strategy, registry),
@@ -167,22 +179,22 @@ class Job:
         }
 
     def relation_path(self, registry: Registry) -> Any:
-        """The same of the relation graph."""
+        """The relation graph of a checked job, as a configuration for the parser."""
         return _with_paths(self.relation_graph, registry)
 
 
 def job_of(config: Mapping[str, Any], **facts: Any) -> tuple[Job, list[str]]:
-    """The job of a configuration of ``fl-train fit``, and the classes in it that are not of this package.
+    """The job of a configuration of ``fl-train fit``, and the classes in it that are not from this package.
 
-    What says where and how fast (``trainer.executor``, devices, folders) and the data are not in it: the clients are at
+    Settings of the machine (``trainer.executor``, devices, folders) and the data are not part of it: the clients are at
     their sites, which have data of their own.
 
     Args:
-        config: The configuration, read.
-        facts: Of the job: ``name``, ``sites`` and others.
+        config: The parsed configuration.
+        facts: Other fields of the job: ``name``, ``sites``, ...
 
     Raises:
-        ValueError: It asks for what no job can do.
+        ValueError: The configuration asks for something that a job cannot do.
     """
     classes: list[str] = []
     trainer = _section(config, "trainer")
@@ -192,9 +204,10 @@ def job_of(config: Mapping[str, Any], **facts: Any) -> tuple[Job, list[str]]:
                 f"trainer.{name} is {_short(trainer[name])}: set it to 1, the clients of a remote federation are at "
                 "their sites"
             )
+    check_no_references(trainer.get("references"))
     if not isinstance(trainer.get("logger", True), bool | None):
         raise ValueError(
-            "trainer.logger names loggers, and a job carries none to the server: set --trainer.logger true for its own"
+            "trainer.logger names loggers, which a job cannot contain: set --trainer.logger true for the server's own"
         )
     if isinstance(part := trainer.get("participation"), Mapping) and "class_path" not in part:
         trainer = {**trainer, "participation": {"class_path": "Participation", "init_args": part}}
@@ -220,7 +233,7 @@ def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _spec(value: Any, classes: list[str]) -> Any:
-    """A class of a configuration, which may be a name alone, as a job has it."""
+    """A class in a configuration, possibly only its name, in the form of a job."""
     return _named(value, {}, classes) if isinstance(value, str) else _bare(value, classes)
 
 
@@ -229,12 +242,12 @@ def _named(path: str, settings: Mapping[str, Any], classes: list[str]) -> dict[s
     if rest and top != "fl_lightning" and not path.startswith("torch.optim."):
         classes.append(path)
     elif rest and not is_the_packages(path):
-        raise ValueError(f"{path} has the name of another class that jobs may name: a job cannot carry it")
+        raise ValueError(f"{path} has the name of another class that jobs may name: a job cannot contain it")
     return {"class": path.rpartition(".")[2], "settings": {n: _bare(v, classes) for n, v in settings.items()}}
 
 
 def _bare(value: Any, classes: list[str]) -> Any:
-    """A value of a configuration as a job has it: classes by their bare names."""
+    """A value of a configuration in the form of a job: classes by their bare names."""
     if isinstance(value, Mapping) and "class_path" in value:
         extra = sorted(set(value) - {"class_path", "init_args"})
         if extra or not isinstance(value["class_path"], str) or not isinstance(value.get("init_args") or {}, Mapping):
@@ -259,13 +272,13 @@ def _with_paths(value: Any, registry: Registry) -> Any:
 
 
 class _Reader:
-    """Checks values against the annotations of what they are settings of."""
+    """Checks settings against the annotations of their parameters."""
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
 
     def value(self, value: Any, annotation: Any, where: str, depth: int) -> None:
-        """Refuse a value that is not of its annotation."""
+        """Refuse a value that does not fit its annotation."""
         if depth > MAX_DEPTH:
             raise NotAJob(f"{where} is nested too deeply")
         origin, inside = typing.get_origin(annotation), typing.get_args(annotation)
@@ -316,14 +329,14 @@ class _Reader:
         name = value["class"]
         if not isinstance(name, str) or name not in fitting:
             raise NotAJob(
-                f"{where}: {_short(name)} is no class that a job may name here: give one of "
+                f"{where}: {_short(name)} is not a class that a job may name here: give one of "
                 f"{', '.join(sorted(fitting)) or 'none'}, or have this machine's owner list it under policy.classes"
             )
         result = fitting[name]
         self.settings(value.get("settings", {}), settings_of(result, wanted(annotation)[1]), where, name, depth + 1)
 
     def settings(self, given: Any, hints: Mapping[str, Any], where: str, name: str, depth: int) -> None:
-        """Refuse settings that a class has not, and values that these may not have."""
+        """Refuse settings that a class does not have, and values that they may not have."""
         if not isinstance(given, Mapping):
             raise NotAJob(f"{where} has the settings {_short(given)}: give names and values")
         for key, value in given.items():
@@ -350,9 +363,9 @@ def _is_scalar(value: Any, annotation: Any, most: int) -> bool:
 def _kind(annotation: Any, most: int) -> str:
     kinds = {
         bool: "true or false",
-        int: f"a whole number of at most {most}",
+        int: f"an integer of at most {most}",
         float: "a finite number",
-        str: f"a text of at most {MAX_TEXT} letters, digits and _.*?!-/ that is no path",
+        str: f"a text of at most {MAX_TEXT} letters, digits and _.*?!-/ that is not a path",
         type(None): "nothing",
     }
     return kinds.get(annotation, "nothing: the setting is an object")
@@ -360,7 +373,7 @@ def _kind(annotation: Any, most: int) -> str:
 
 def _check_whole(name: str, value: Any, most: int, least: int = 0) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise NotAJob(f"{name} must be a whole number from {least} to {most}, got {_short(value)}")
+        raise NotAJob(f"{name} must be an integer from {least} to {most}, got {_short(value)}")
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -371,7 +384,7 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> Any:
-    raise NotAJob(f"the job has {name}, which is no number")
+    raise NotAJob(f"the job has {name}, which is not a number")
 
 
 def _short(value: Any) -> str:

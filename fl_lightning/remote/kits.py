@@ -24,9 +24,9 @@ from nvflare.lighter.provisioner import Provisioner
 from fl_lightning.remote.job import SERVER_FILE, SITE_FILE, make_private
 from fl_lightning.remote.names import check_admin_name, check_run_name, check_server_name, check_site_name
 
-#: The one class that a kit lets a job use. FLARE's own list has some that read and write files which a job names.
+#: The only class that a kit lets a job use. FLARE's own list has some that read and write files named by a job.
 SERVER_CLASS, SITE_CLASS = "fl_lightning.remote.flare.FederationController", "fl_lightning.remote.flare.SiteExecutor"
-#: What who submits runs may do: FLARE's own list has looking into logs and bringing code too.
+#: What the submitter may do: FLARE's own list also includes reading logs and sending code.
 _RIGHTS = {
     "format_version": "1.0",
     "permissions": {
@@ -43,7 +43,7 @@ _BUILDERS: list[dict[str, Any]] = [
     {"path": "nvflare.lighter.impl.cert.CertBuilder"},
     {"path": "nvflare.lighter.impl.signature.SignatureBuilder"},
 ]
-_SITE_TEMPLATE = """# What this site is, and what it refuses. (fl_lightning/remote/job.py tells all of it.)
+_SITE_TEMPLATE = """# What this site is, and what it refuses. (See fl_lightning/remote/job.py for all settings.)
 # client: 0
 # data:
 #   source: {class_path: FileSource, init_args: {path: /data/graph.pt}}
@@ -52,11 +52,11 @@ _SITE_TEMPLATE = """# What this site is, and what it refuses. (fl_lightning/remo
 # policy:
 #   strategies: [FedAvg, FedPer]
 #   min_examples: 5
-#   local: ["head.*"]          # never leaves, whatever a job calls personal
+#   local: ["head.*"]          # never leaves, whatever a job declares personal
 #   max_evaluations_per_round: 8
 #   max_memory_gib: 8
 """
-_SERVER_TEMPLATE = """# What this server takes. (fl_lightning/remote/policy.py, JobPolicy, tells all of it.)
+_SERVER_TEMPLATE = """# What this server accepts. (See JobPolicy in fl_lightning/remote/policy.py for all settings.)
 # policy:
 #   strategies: [FedAvg, FedPer]
 #   classes: [my_package.MyStrategy]   # installed here
@@ -70,24 +70,24 @@ CA_FILE = Path("state") / "cert.json"
 def provision(
     folder: Path, *, name: str, sites: Sequence[str], server: str, port: int, admin: str, address: str | None = None
 ) -> Path:
-    """Make a kit for the server, for each site and for who submits runs.
+    """Make a kit for the server, for each site and for the submitter of runs.
+
+    All folders and keys are accessible to their owner only, from the moment they are created.
 
     Args:
-        folder: Where to.
-        name: Of the federation, once for all of its kits.
+        folder: Where to create them.
+        name: Name of the federation, the same for all of its kits.
         sites: Names of the sites.
-        server: Host name of the server, which its certificate is made out for.
-        port: Of the server.
-        admin: Name of who submits runs, like an e-mail address.
-        address: Where the server is found, if not under its name.
+        server: Host name of the server, for which its certificate is issued.
+        port: Port of the server.
+        admin: Name of the submitter, like an e-mail address.
+        address: Address of the server, if it is not found under its name.
 
     Returns:
         The folder of the kits, each under its participant's name.
 
-    All folders are their owner's alone, and so are the keys, from the moment that they are made.
-
     Raises:
-        ValueError: A name will not do; nothing is written.
+        ValueError: A name is not allowed; nothing is written.
     """
     check_names(name, sites, server, admin)
     people: list[dict[str, Any]] = [{"name": admin, "type": "admin", "org": _ORGANIZATION, "role": "lead"}]
@@ -108,7 +108,7 @@ def provision(
     try:
         make_private(folder.absolute())
         if (key := folder / name / CA_FILE).exists():
-            key.chmod(0o600)  # of a version that left it open; it is written over as it is
+            key.chmod(0o600)  # created by a version that left it open; it is overwritten in place
         result = Provisioner(str(folder.absolute()), prepare_builders(project)).provision(prepare_project(project))
         if result.get("build_error"):
             raise ValueError(f"nvflare provision failed for {name}, {server}, {', '.join(sites)}")
@@ -124,10 +124,10 @@ def provision(
 
 
 def check_names(name: str, sites: Sequence[str], server: str, admin: str) -> None:
-    """Refuse names that NVFlare would cut, split or take for another's.
+    """Refuse names that NVFlare would truncate, split or confuse with others.
 
     Raises:
-        ValueError: There is such a one.
+        ValueError: There is such a name.
     """
     check_run_name(name, "name")
     check_server_name(server, "server")
@@ -142,7 +142,7 @@ def check_names(name: str, sites: Sequence[str], server: str, admin: str) -> Non
 
 
 def _allow(kit: Path, own_class: str) -> None:
-    """Let the kit's owner run our jobs and nothing else, and keep its logs: FLARE would send them to the server.
+    """Allow only our jobs in a kit, and keep its logs there: FLARE would send them to the server.
 
     A server waits a minute for a busy site to take a job, instead of 10 seconds.
     """
@@ -157,7 +157,7 @@ def _allow(kit: Path, own_class: str) -> None:
 
 
 def keep_together(kit: Path) -> None:
-    """Keep a server's jobs in its kit's folder instead of in one that all servers of the machine share."""
+    """Keep a server's jobs in its kit's folder instead of a folder that all servers on the machine share."""
     path = kit / "local" / "resources.json"
     settings = json.loads(path.read_text())
     text = json.dumps(settings).replace("/tmp/nvflare", str(kit.absolute() / "storage"))
@@ -165,7 +165,7 @@ def keep_together(kit: Path) -> None:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on, below those that connections are given by themselves.
+    """A free port of this machine, below the ephemeral ones.
 
     Raises:
         OSError: There is none.
@@ -178,7 +178,7 @@ def free_port() -> int:
 
 
 class Processes:
-    """A server and sites on this machine, which end with the block, and with this process.
+    """A server and sites on this machine, which end with the ``with`` block and with this process.
 
     Args:
         kits: Their kits.
@@ -186,7 +186,7 @@ class Processes:
 
     Attributes:
         running: The processes, by name.
-        search: Folders in which the processes look for modules too.
+        search: Further folders in which the processes look for modules.
     """
 
     def __init__(self, kits: Path, server: str) -> None:
@@ -206,7 +206,7 @@ class Processes:
         _adopt_orphans(False)
 
     def start(self, name: str) -> None:
-        """Start a participant; what it says goes to ``process.log`` in its kit."""
+        """Start a participant, which logs to ``process.log`` in its kit."""
         kit = self.kits / name
         role, module = ("server", "server.server_train") if name == self.server else ("client", "client.client_train")
         uid = [] if name == self.server else [f"uid={name}"]
@@ -227,40 +227,40 @@ class Processes:
             )
 
     def of_job(self, name: str) -> list[psutil.Process]:
-        """The processes that a participant has started for jobs."""
+        """The processes that a participant started for jobs."""
         result: list[psutil.Process] = []
         with suppress(psutil.NoSuchProcess):
             result = psutil.Process(self.running[name].pid).children(recursive=True)
         return result
 
     def check(self) -> None:
-        """Notice a participant that has ended.
+        """Raise an error if a participant has ended.
 
         Raises:
-            RuntimeError: One has.
+            RuntimeError: One has ended.
         """
         for name, process in self.running.items():
             if process.poll() is not None:
                 raise RuntimeError(f"{name} has ended with code {process.returncode}: {self.last_lines(name)}")
 
     def last_lines(self, name: str) -> str:
-        """The last lines of a participant's log of errors, or of all that it says, and where they are."""
+        """The last lines of a participant's error log, or of its whole log, and where they are."""
         kit = self.kits / name
         logs = sorted([*kit.glob("*/error_log.txt"), *kit.glob("error_log.txt")], key=lambda log: log.stat().st_mtime)
         for log in (*reversed(logs), kit / "process.log"):
             lines = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
             if lines:
                 return f"{' | '.join(line.strip() for line in lines[-3:])} ({log})"
-        return f"it has said nothing ({kit})"
+        return f"it has logged nothing ({kit})"
 
     def last_words(self) -> str:
-        """The same of each participant that complains, for the end of a message; empty if none does."""
+        """The last error lines of each participant that has logged errors, for the end of a message."""
         names = [name for name in self.running if any((self.kits / name).glob("*/error_log.txt"))]
         summary = [(name, self.last_lines(name)) for name in names]
-        return "".join(f"; {name} says: {lines}" for name, lines in summary if "error_log" in lines)
+        return "".join(f"; {name} logged: {lines}" for name, lines in summary if "error_log" in lines)
 
     def stop(self) -> None:
-        """End all participants, the sites first, and all that they have started."""
+        """End all participants and all processes that they started."""
         processes = [process for name in self.running for process in self.of_job(name)]
         for process in processes + [psutil.Process(p.pid) for p in self.running.values() if p.poll() is None]:
             with suppress(psutil.NoSuchProcess):
@@ -268,7 +268,7 @@ class Processes:
         for popen in self.running.values():
             popen.wait()
         _, alive = psutil.wait_procs(processes, timeout=10)
-        for name in self.running:  # those that were started meanwhile; they are ours since their parents died
+        for name in self.running:  # those that were started in the meantime; this process has adopted them
             alive += [each for each in psutil.Process().children(recursive=True) if _is_of(each, self.kits / name)]
         for process in alive:
             with suppress(psutil.NoSuchProcess):
@@ -287,22 +287,22 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def _die_with_parent() -> None:
-    """In a new process: end when the one that started it does (Linux)."""
+    """In a new process: exit when its parent does (Linux)."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _adopt_orphans(adopt: bool) -> None:
-    """Become the parent of processes whose own parents die, so that they are found (Linux), or be it no more."""
+    """Adopt processes whose parents die, so that they can be found (Linux), or stop doing so."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(adopt))
 
 
 def wait_until_connected(session: Any, sites: Sequence[str], processes: Processes, *, seconds: float) -> None:
-    """Wait for all sites.
+    """Wait until all sites are connected.
 
     Raises:
-        TimeoutError: Some did not come.
+        TimeoutError: Some did not connect in time.
     """
     deadline = time.monotonic() + seconds
     missing = set(sites)
@@ -311,7 +311,7 @@ def wait_until_connected(session: Any, sites: Sequence[str], processes: Processe
         with suppress(NoConnection):
             missing = set(sites) - {client.name for client in session.get_connected_client_list()}
         if missing and time.monotonic() > deadline:
-            lines = "; ".join(f"{name} says: {processes.last_lines(name)}" for name in sorted(missing))
+            lines = "; ".join(f"{name} logged: {processes.last_lines(name)}" for name in sorted(missing))
             raise TimeoutError(f"sites did not connect within {seconds:g} seconds: {lines}")
         if missing:
             time.sleep(0.2)

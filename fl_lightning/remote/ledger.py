@@ -1,11 +1,11 @@
-"""What a site has taken part in, over all jobs and runs: which clients' responses were summed from which of its states.
+"""A site's record, over all jobs and runs, of which clients were summed from which of its states.
 
-What two sums over different clients differ by is told of the clients by which they differ. So from one state of a
-client all sums are over the same clients, whatever the server calls the run, and one run sums a state once: the same
-work, asked for again after a restart of the server, gets the same response again.
+The difference of two sums over different clients reveals something about the clients by which they differ. So all sums
+from the same state of a client are over the same clients, whatever the server calls the run, and a run sums a state
+once: the same work, requested again after a restart of the server, gets the same response.
 
-One SQLite file in the folder of the site's account; an entry is on the disk before the response leaves, and processes
-of several jobs share it. States go by a digest that is keyed by a secret of the same folder.
+The record is one SQLite file in the folder of the site's account; an entry is on the disk before the response leaves,
+and processes of several jobs share it. States are identified by a digest that is keyed by a secret in the same folder.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from typing import Literal
 
 from fl_lightning.remote.sealed import account_key
 
-#: Columns of each table; those before the bar tell its rows apart.
+#: Columns of each table: its primary key, and the others.
 _TABLES = {
     "sums": ("purpose, state", "members, survivors"),
     "work": ("run, state", "work"),
@@ -30,16 +30,16 @@ Fact = str | int | None
 
 
 class SumLedger:
-    """The book of a site's sums and evaluations.
+    """The ledger of a site's sums and evaluations.
 
-    Every row has a keyed digest behind it, and all are looked through when the book is opened: what changed on the disk
-    is not believed.
+    Every row has a keyed digest, and all are checked when the ledger is opened, so that changes on the disk are
+    detected.
 
     Args:
-        folder: The site's, for all runs; made if it is not there.
+        folder: The site's account folder, for all runs; created if it does not exist.
 
     Raises:
-        ValueError: The book, or the folder's secret, is damaged.
+        ValueError: The ledger, or the folder's secret, is damaged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -54,18 +54,18 @@ class SumLedger:
                     if seal != self._seal(table, facts):
                         raise sqlite3.DatabaseError("a row is damaged")
             if book.execute("PRAGMA integrity_check").fetchone() != ("ok",):
-                raise sqlite3.DatabaseError("its pages do not fit together")
+                raise sqlite3.DatabaseError("its pages are inconsistent")
 
     def name(self, content: bytes) -> str:
-        """A state's name in the book."""
+        """A state's name in the ledger."""
         return hashlib.blake2b(content, key=self.key, digest_size=32).hexdigest()
 
     def bound(self, purpose: str, state: str) -> list[str] | None:
-        """The clients that a sum from a state must be over; None where there was none yet.
+        """The clients that a sum from a state must be over; None if there was no sum yet.
 
         Args:
             purpose: ``run`` or ``evaluate``.
-            state: Its name here.
+            state: Its name in the ledger.
         """
         with self._open() as book:
             row = book.execute(
@@ -86,18 +86,18 @@ class SumLedger:
     def enter(
         self, purpose: str, state: str, members: Sequence[str], *, run: str, work: str | None
     ) -> Literal["first", "again", "refused"]:
-        """Note a sum before the client's numbers leave.
+        """Record a sum before the client's numbers leave.
 
         Args:
             purpose: ``run`` or ``evaluate``.
-            state: Its name here.
+            state: Its name in the ledger.
             members: Names of all clients whose numbers may be summed.
-            run: Of which run.
-            work: A digest of what is asked; None where several may be asked of one state.
+            run: The run.
+            work: A digest of the request; None if there may be several requests for one state.
 
         Returns:
-            Whether it is the first of this state, one over the same clients, which must then all survive, or one that
-            the book forbids.
+            Whether it is the first sum from this state, another one over the same clients, which must then all
+            survive, or one that is refused.
         """
         text = json.dumps(sorted(members))
         with self._open() as book:
@@ -118,7 +118,7 @@ class SumLedger:
         return "first" if row is None else "again"
 
     def close(self, purpose: str, state: str, survivors: Sequence[str]) -> bool:
-        """Note over which clients the sum is read, before a share leaves; False where it was read over others."""
+        """Record the clients whose sum is opened, before a share leaves; False if it was opened over others."""
         text = json.dumps(sorted(survivors))
         with self._open() as book:
             book.execute("BEGIN IMMEDIATE")
@@ -131,7 +131,7 @@ class SumLedger:
         return True
 
     def count_models(self, run: str, round_idx: int, content: str, models: int, most: int) -> bool:
-        """Note an evaluation; False where the round's models would be more than ``most``. One asked again is free."""
+        """Record an evaluation; False if the round would have more than ``most`` models. A repeated one counts once."""
         with self._open() as book:
             book.execute("BEGIN IMMEDIATE")
             known = dict(
@@ -147,7 +147,7 @@ class SumLedger:
         return True
 
     def _write(self, book: sqlite3.Connection, table: str, *facts: Fact) -> None:
-        """Write a row, in place of one of the same names."""
+        """Write a row, replacing one with the same key."""
         placeholders = ", ".join("?" * (len(facts) + 1))
         book.execute(f"INSERT OR REPLACE INTO {table} VALUES ({placeholders})", (*facts, self._seal(table, facts)))
 
@@ -156,7 +156,7 @@ class SumLedger:
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
-        """The book; what is written is on the disk when the block ends."""
+        """The open ledger; what is written is on the disk when the block ends."""
         book = sqlite3.connect(self.path, timeout=_SECONDS_TO_WAIT)
         try:
             book.execute("PRAGMA synchronous = FULL")
@@ -164,7 +164,7 @@ class SumLedger:
                 yield book
         except sqlite3.DatabaseError as error:
             raise ValueError(
-                f"{self.path.name} of this site's account cannot be read or written ({error}): bring it back from a "
+                f"{self.path.name} of this site's account cannot be read or written ({error}): restore it from a "
                 "copy; without it the site does not know which sums it has taken part in"
             ) from error
         finally:

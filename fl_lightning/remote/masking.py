@@ -1,4 +1,4 @@
-"""The arithmetic of secure aggregation: whole numbers modulo 2^64, masks drawn from keys, and shares of secrets.
+"""The arithmetic of secure aggregation: integers modulo 2^64, masks drawn from keys, and shares of secrets.
 
 Bonawitz, Ivanov, Kreuter, Marcedone, McMahan, Patel, Ramage, Segal, Seth: "Practical Secure Aggregation for
 Privacy-Preserving Machine Learning", CCS 2017, section 3. Keys are X25519, agreed secrets pass through HKDF (SHA-256),
@@ -26,27 +26,27 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 from torch import Tensor
 
-#: Binary digits behind the point.
+#: Binary digits after the point.
 FRACTION_BITS = 24
 #: Summands of n clients stay below 2^62 / n.
-_ROOM_BITS = 62
+_SUM_BITS = 62
 #: Bytes of a self-mask's seed, of a private key, and of what Shamir's scheme shares at once.
 SEED_BYTES, KEY_BYTES, _BLOCK = 16, 32, 16
 
 
 def to_whole(numbers_D: Tensor, weight: float, num_clients: int) -> NDArray[np.int64]:
-    """The numbers times their weight, and the weight, as whole numbers, (D + 1,).
+    """The numbers times their weight, and the weight, as integers, (D + 1,).
 
     Args:
         numbers_D: In float64.
-        weight: Of the client in the sum.
+        weight: The client's weight in the sum.
         num_clients: How many such vectors may be summed.
 
     Raises:
         ValueError: A number is not finite, or so large that the sum could wrap around.
     """
     scaled_D = (torch.cat([numbers_D, numbers_D.new_ones(1)]) * weight * 2.0**FRACTION_BITS).round()
-    if not scaled_D.abs().max() < 2.0**_ROOM_BITS / num_clients:  # nan neither
+    if not scaled_D.abs().max() < 2.0**_SUM_BITS / num_clients:  # nan neither
         raise ValueError("secure aggregation: the response has numbers too large for it")
     return scaled_D.to(torch.int64).numpy()
 
@@ -57,13 +57,13 @@ def from_whole(total_D: NDArray[np.int64]) -> Tensor:
 
 
 def mask(seed: bytes, label: str, count: int) -> NDArray[np.int64]:
-    """Numbers drawn alike from all of 64 bits, (count,); the same for the same seed and label."""
+    """Uniform 64-bit numbers, (count,); the same for the same seed and label."""
     stream = Cipher(ChaCha20(_derived(seed, ["mask", label]), bytes(16)), mode=None).encryptor()
     return np.frombuffer(stream.update(bytes(8 * count)), dtype=np.int64)
 
 
 def pairwise_mask(private: X25519PrivateKey, public: str, label: str, count: int, *, adds: bool) -> NDArray[np.int64]:
-    """What one of two clients adds and the other takes away, (count,).
+    """The mask that one of two clients adds and the other subtracts, (count,).
 
     Args:
         private: The masking key of one of them.
@@ -87,12 +87,12 @@ def public_of(private: X25519PrivateKey) -> str:
 
 
 def split_secret(secret: bytes, threshold: int, count: int) -> list[bytes]:
-    """Shares of a secret, any ``threshold`` of which tell it and fewer of which tell nothing.
+    """Shares of a secret, any ``threshold`` of which reveal it and fewer of which reveal nothing.
 
     Args:
-        secret: Of a multiple of 16 bytes.
-        threshold: Shares that are needed.
-        count: Shares that are made; the k-th is at place k + 1 of the scheme.
+        secret: The secret, a multiple of 16 bytes long.
+        threshold: Number of shares that are needed.
+        count: Number of shares; the k-th belongs to point k + 1 of the scheme.
     """
     from Crypto.Protocol.SecretSharing import Shamir
 
@@ -105,11 +105,11 @@ def join_secret(shares: Mapping[int, bytes], threshold: int) -> bytes:
     """Undo :func:`split_secret`.
 
     Args:
-        shares: By their place, from 0.
-        threshold: Shares that are needed.
+        shares: Shares by their index, from 0.
+        threshold: Number of shares that are needed.
 
     Raises:
-        ValueError: They are too few, or of different lengths.
+        ValueError: There are too few, or they have different lengths.
     """
     from Crypto.Protocol.SecretSharing import Shamir
 
@@ -132,12 +132,12 @@ def unseal(private: X25519PrivateKey, public: str, about: Sequence[object], seal
     """Undo :func:`seal`.
 
     Raises:
-        ValueError: It was made by another, for another, or changed on the way.
+        ValueError: It was encrypted by somebody else, for somebody else, or changed in transit.
     """
     try:
         return AESGCM(_derived(agreed(private, public), ["shares", *about])).decrypt(bytes(12), sealed, None)
     except InvalidTag as error:
-        raise ValueError("an encrypted share was changed on the way") from error
+        raise ValueError("an encrypted share was changed in transit") from error
 
 
 def _derived(secret: bytes, about: Sequence[object]) -> bytes:

@@ -1,4 +1,4 @@
-"""What a site is within one federation: a client with its net, its data in batches and an executor of its own."""
+"""A site's membership in one federation: a client with its net, its data in batches and an executor of its own."""
 
 import logging
 from collections.abc import Sequence
@@ -33,32 +33,32 @@ _log = logging.getLogger(__name__)
 
 
 class Membership:
-    """A client of a federation, set up by what the server says of it and by the site's own settings.
+    """A client of a federation, set up from the server's message and the site's own settings.
 
     Args:
-        start: The server's message.
+        start: The server's ``start`` message.
         client_data: What the client holds.
         model: The client module, with the settings of the run and the task of the site's data.
         strategy: The strategy, with the settings of the run.
-        guard: Admits what the server asks for.
+        guard: Checks what the server asks for.
         drawing: How training examples are drawn.
         accelerator: Where the client trains, as in Lightning.
 
     Attributes:
-        index: The client's, in the federation.
+        index: The client's index in the federation.
         label: The federation's name.
-        secure: Whether the server learns sums alone.
-        weighting: How responses are weighted in them; None where there are none.
+        secure: Whether the server learns only sums.
+        weighting: How responses are weighted in these sums; None without them.
         architectures: Initial parameters of a client of each architecture.
-        known: Those of the client's own.
-        num_flat: Numbers of the longest architecture.
+        known: Initial parameters of this client.
+        num_flat: Number of parameters of the largest architecture.
         collator: Batches of the client.
-        executor: Runs it.
-        metric_names: Which metrics the client is scored by, or why it cannot be.
-        work: What the present state came from under secure aggregation; empty otherwise.
+        executor: Runs the client.
+        metric_names: Names of the client's metrics, or why it cannot be evaluated.
+        work: The request that led to the current state, under secure aggregation; empty otherwise.
 
     Raises:
-        Refused: The server's settings are not the site's, or its data, net or stages are not admitted.
+        Refused: The server's settings differ from the site's, or its data, net or stages are not allowed.
     """
 
     def __init__(
@@ -76,7 +76,9 @@ class Membership:
         if about["strategy"] != type(strategy).__name__:
             raise Refused(f"the server runs {about['strategy']}, this site {type(strategy).__name__}")
         if other := settings.differences(about["settings"], settings_of(strategy, model)):
-            raise Refused(f"the server's settings are not this site's; {'; '.join(other)} (then: server, now: site)")
+            raise Refused(
+                f"the server's settings differ from this site's; {'; '.join(other)} (then: server, now: site)"
+            )
         guard.admit_widths(about["num_features"], about["num_outputs"])
         self.client_data, self.drawing = client_data, drawing
         self.index, self.secure = int(about["index"]), bool(about["secure"])
@@ -86,7 +88,7 @@ class Membership:
         strategy.check_task(registry.task)
         check_directions(strategy, registry)
         strategy.check_client(model)
-        strategy.complete(model, registry)  # with the strategy's own net, where the job names none
+        strategy.complete(model, registry)  # with the strategy's own net if the job names none
         guard.admit_nets(model, registry.num_outputs)
         self.architectures = build_nets(fabric, model, strategy, registry, about["seed"])
         check_architectures(strategy, len(self.architectures))
@@ -119,42 +121,42 @@ class Membership:
         self.work = ""
 
     def _collator(self, registry: ClientRegistry, device: torch.device, dtype: torch.dtype) -> Collator:
-        """Batches of the one client, at its index in the federation."""
+        """Batches of the single client, at its index in the federation."""
         members = [self.client_data] * (self.index + 1)
         return registry.task.collator(members, layout=registry.layout, drawing=self.drawing, device=device, dtype=dtype)
 
     def find_metrics(self) -> None:
-        """Score the client once, to see which metrics it has."""
+        """Evaluate the client once to find the names of its metrics."""
         result = self.executor.probe()
         if self.index in result.failures:
-            _log.warning("the client cannot be scored: %s", result.failures[self.index])
+            _log.warning("the client cannot be evaluated: %s", result.failures[self.index])
             self.metric_names = result.failures[self.index].partition(":")[0]
         else:
             self.metric_names = sorted(result.upload.extras)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps of the client's local epochs."""
+        """Number of steps in a local epoch of the client."""
         return self.collator.steps_per_epoch(self.index)
 
     def check_tensors(self, message: Message, *, models: int | None = None) -> None:
-        """Refuse tensors that are of no parameter of the client's.
+        """Refuse tensors that belong to no parameter of the client.
 
         Args:
-            message: Of the server's.
-            models: How many models it has; None for one whose tensors have no number before their names.
+            message: The server's message.
+            models: How many models it has; None if its tensors have no index before their names.
         """
         check_tensors(message.tensors, self.known, self.num_flat, models=models)
 
     def scores(
         self, evaluations: Sequence[tuple[str, Evaluation]], round_idx: int, min_examples: int
     ) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Score the client's models.
+        """Evaluate the client's models.
 
         Returns:
-            Of each metric, by the place of its model and its name, what :mod:`fl_lightning.round.metrics` adds up,
-            (1, 2); zeros for a split of fewer examples than ``min_examples``. And the kinds of error of models that
-            could not be scored.
+            For each metric, by the index of its model and its name, the numerator and denominator that
+            :mod:`fl_lightning.round.metrics` adds up, (1, 2); zeros for a split with fewer examples than
+            ``min_examples``. And the kinds of error of models that could not be evaluated.
         """
         output: dict[str, Tensor] = {}
         failures: dict[str, str] = {}
@@ -170,9 +172,9 @@ class Membership:
         return output, failures
 
     def state(self) -> Message:
-        """All that lives on in the client."""
+        """Everything that lives on in the client."""
         client_data = self.executor.rewritten_data().get(self.index, {})
-        about: dict[str, Any] = {"after": self.work} if self.work else {}  # so that no two sums are of equal states
+        about: dict[str, Any] = {"after": self.work} if self.work else {}  # so that two sums never have equal states
         if self.index in self.executor.active:
             about["round"] = self.executor.round
         return Message(
@@ -183,7 +185,7 @@ class Membership:
         )
 
     def become(self, state: Message) -> None:
-        """Go to a state that :meth:`state` has told."""
+        """Restore a state that :meth:`state` returned."""
         client_data = {name[2:]: tensor for name, tensor in state.tensors.items() if name.startswith("h/")}
         if client_data:
             self.executor.load_rewritten_data({self.index: client_data})
@@ -196,7 +198,7 @@ class Membership:
 
 
 def _registry(start: Message, client_data: ClientData) -> ClientRegistry:
-    """What the server tells of the federation; of what edges carry the site knows by itself."""
+    """The federation as the server describes it; what edges carry is known from the site's own data."""
     about = start.about
     unknown, width = (0,) * len(about["names"]), about["num_features"]
     return ClientRegistry(

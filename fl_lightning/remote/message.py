@@ -1,7 +1,7 @@
-"""What server and sites say to each other: a kind, some facts in JSON, and tensors, as safetensors bytes.
+"""Messages between server and sites: a kind, JSON fields, and tensors, as safetensors bytes.
 
-Nothing in such bytes is executed when they are read, as it would be in a pickle; tensors keep their type, bfloat16 too,
-and their order.
+Unlike a pickle, nothing in such bytes is executed when they are read; tensors keep their type, including bfloat16, and
+their order.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from torch import Tensor
 from fl_lightning.remote.schema import LONGEST_NAME, WrongMessage
 from fl_lightning.round.payload import Payload
 
-#: Of a message: its bytes, those of its header, levels of its JSON, and dimensions of a tensor.
+#: Bounds of a message: its bytes, those of its header, levels of its JSON, and dimensions of a tensor.
 MOST_BYTES, MOST_HEADER, MOST_LEVELS, MOST_DIMENSIONS = 1 << 31, 1 << 24, 32, 8
 
 
@@ -28,9 +28,9 @@ class Message:
     """One message.
 
     Attributes:
-        kind: What is asked or responded.
-        about: Facts: anything that JSON holds.
-        tensors: By name, detached.
+        kind: What the message asks, or responds to.
+        about: Fields: any JSON values.
+        tensors: Tensors by name, detached.
     """
 
     kind: str
@@ -49,15 +49,15 @@ class Message:
 
     @property
     def name(self) -> str:
-        """What a response calls the message by: SHA-256 (hex) of its bytes."""
+        """How a response refers to the message: SHA-256 (hex) of its bytes."""
         return hashlib.sha256(self.wire).hexdigest()
 
     @classmethod
     def read(cls, wire: bytes) -> "Message":
-        """Undo :attr:`wire`; nothing is made of bytes that are not, as a whole, a message within the limits.
+        """Undo :attr:`wire`; nothing is built unless the bytes as a whole are a message within the limits.
 
         Raises:
-            ValueError: They are none.
+            ValueError: They are not.
         """
         try:
             kind, about, names = _header(wire)
@@ -66,7 +66,7 @@ class Message:
         except (SafetensorError, KeyError, TypeError, ValueError, OverflowError, RecursionError, RuntimeError) as error:
             size = len(wire) if isinstance(wire, bytes) else "no"
             why = str(error) if isinstance(error, WrongMessage) else type(error).__name__
-            raise ValueError(f"{size} bytes arrived that are no message ({why})") from error
+            raise ValueError(f"{size} bytes arrived that are not a message ({why})") from error
         message.__dict__["wire"] = wire
         return message
 
@@ -76,7 +76,7 @@ class Message:
         return self.kind.startswith("sum_") or "shares" in self.about
 
     def payload(self, clients: tuple[int, ...], prefix: str = "") -> Payload | None:
-        """The payload among the tensors, if there is one; ``prefix`` was given to :func:`packed`."""
+        """The payload in the tensors, if there is one; ``prefix`` as it was given to :func:`packed`."""
         named = {n.removeprefix(prefix): t for n, t in self.tensors.items() if n.startswith(prefix)}
         return Payload.from_named(clients, named) if named else None
 
@@ -91,9 +91,9 @@ def _header(wire: bytes) -> tuple[str, dict[str, Any], list[str]]:
     header = read_json(wire[8 : 8 + size])
     facts = read_json(header.pop("__metadata__")["message"])
     if facts.keys() != {"kind", "about", "names"} or not isinstance(facts["about"], dict):
-        raise WrongMessage("it holds something else than a kind, facts and names")
+        raise WrongMessage("it holds something other than a kind, facts and names")
     if not isinstance(facts["kind"], str) or len(facts["kind"]) > LONGEST_NAME:
-        raise WrongMessage("its kind is no name")
+        raise WrongMessage("its kind is not a name")
     if not isinstance(facts["names"], list) or sorted(facts["names"]) != sorted(header):
         raise WrongMessage("its names are not those of its tensors")
     for declared in header.values():
@@ -103,21 +103,21 @@ def _header(wire: bytes) -> tuple[str, dict[str, Any], list[str]]:
 
 
 def read_json(text: str | bytes) -> dict[str, Any]:
-    """A mapping in JSON, of bounded depth, in which no name stands twice.
+    """A JSON mapping of bounded depth in which no name occurs twice.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not one.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
         if len(result) < len(pairs):
-            raise WrongMessage("a name stands twice in it")
+            raise WrongMessage("a name occurs twice in it")
         return result
 
     result = json.loads(text, object_pairs_hook=unique)
     if not isinstance(result, dict):
-        raise WrongMessage("it is no mapping")
+        raise WrongMessage("it is not a mapping")
     level: list[Any] = [result]
     for _ in range(MOST_LEVELS):
         inner = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
@@ -128,7 +128,7 @@ def read_json(text: str | bytes) -> dict[str, Any]:
 
 
 def packed(payload: Payload | None, client: int, prefix: str = "") -> dict[str, Tensor]:
-    """One client's row of a payload as tensors of a message, without padding; nothing where there is none."""
+    """One client's row of a payload as tensors of a message, without padding; empty if there is no payload."""
     if payload is None:
         return {}
     mine = payload.rows([client])

@@ -1,4 +1,4 @@
-"""What evaluations tell of a site: nothing, each metric of enough examples, noisy values, or sums over clients.
+"""What evaluations reveal about a site: nothing, metrics of enough examples, noisy values, or sums over clients.
 
 Shape legend: K metrics, of all models of an evaluation and all splits.
 """
@@ -16,24 +16,24 @@ from fl_lightning.remote.filters import CannotFilter, normal_numbers
 from fl_lightning.remote.schema import MOST
 from fl_lightning.tasks.class_metrics import CLASS_METRICS
 
-#: What is summed of each metric under secure aggregation: value, whether there is one, numerator, denominator.
+#: Summands of each metric under secure aggregation: value, whether there is one, numerator, denominator.
 NUM_SUMMED = 4
 #: Metrics that are shares of examples.
 SHARES = frozenset({"acc", *CLASS_METRICS})
-#: How far a share may exceed 1: sums of float16 and bfloat16 are rounded.
+#: By which factor a share may exceed 1: sums of float16 and bfloat16 are rounded.
 ROUNDING = 1.02
 
 
 class NoisyMetrics:
-    """Differential privacy of a client's metrics: their values are cut off at a bound, and normal noise is added.
+    """Differential privacy of a client's metrics: their values are clipped at a bound, and normal noise is added.
 
-    The K values that one evaluation tells are each in [0, b], so two clients' are at most b K^1/2 apart, and noise of
-    standard deviation z b K^1/2 makes all of them together one Gaussian mechanism of multiplier z, which the site's
-    account counts. How many examples there are is not told: every client counts as one.
+    The K values that one evaluation releases are each in [0, b], so those of two clients are at most b K^1/2 apart, and
+    noise of standard deviation z b K^1/2 makes them together one Gaussian mechanism with multiplier z, which the site's
+    account counts. The number of examples is not revealed: every client counts as one.
 
     Args:
         noise_multiplier: z, positive.
-        names: Shell-style patterns of the metrics that are told, without the model's prefix; the fewer, the less noise.
+        names: Shell-style patterns of the metrics that are released, without the model's prefix; fewer need less noise.
         bound: b, the largest value of a metric, positive; 1 for shares.
         delta: δ, in (0, 1).
         max_epsilon: The ε that the site's account must not exceed; None for no bound.
@@ -64,14 +64,14 @@ class NoisyMetrics:
         self.accountant: PrivacyAccountant | None = None
 
     def open(self, folder: Path) -> None:
-        """Told the folder of the site's account before the first evaluation."""
+        """Open the account in the site's folder; called before the first evaluation."""
         self.accountant = PrivacyAccountant(folder, delta=self.delta)
 
     def __call__(self, result: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Noisy values over a denominator of 1, (1, 2); zeros for what is not told.
+        """Noisy values over a denominator of 1, (1, 2); zeros for what is not released.
 
         Args:
-            result: Numerator and denominator of each metric, (1, 2), by the place of its model and its name.
+            result: Numerator and denominator of each metric, (1, 2), by the index of its model and its name.
 
         Raises:
             CannotFilter: The budget is spent.
@@ -100,7 +100,7 @@ class NoisyMetrics:
 
 
 def summands(result: Mapping[str, Tensor]) -> Tensor:
-    """A client's metrics as numbers of a sum, float64 (4 K,): value, 1, numerator, denominator; 0 without examples."""
+    """A client's metrics as summands, float64 (4 K,): value, 1, numerator, denominator; 0 without examples."""
     rows = []
     for name in sorted(result):
         total, count = result[name][0].double().tolist()
@@ -109,10 +109,10 @@ def summands(result: Mapping[str, Tensor]) -> Tensor:
 
 
 def from_summands(total_D: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
-    """Undo :func:`summands` of a sum: (4,) of each metric by its name.
+    """Undo :func:`summands` for a sum: (4,) for each metric, by its name.
 
     Raises:
-        ValueError: There are other numbers than metrics.
+        ValueError: The number of summands does not fit the metrics.
     """
     if total_D.numel() != NUM_SUMMED * len(names):
         raise ValueError(f"{total_D.numel()} numbers arrived for {len(names)} metrics")
@@ -124,7 +124,7 @@ def wrong_summands(total_D: Tensor, names: Sequence[str], num_clients: int) -> s
 
     Args:
         total_D: The sum, float64 (4 K,).
-        names: Of the metrics.
+        names: Names of the metrics.
         num_clients: How many clients' metrics were summed.
     """
     for name, (value, count, total, weight) in from_summands(total_D, names).items():
@@ -133,16 +133,16 @@ def wrong_summands(total_D: Tensor, names: Sequence[str], num_clients: int) -> s
         if fits and metric in SHARES:
             fits = bool(0 <= value <= ROUNDING * count and 0 <= total <= ROUNDING * weight)
         if not fits:
-            return f"{name} is {value:g} of {count:g} clients and {total:g} of {weight:g} examples, which cannot be"
+            return f"{name} is {value:g} of {count:g} clients and {total:g} of {weight:g} examples, which is impossible"
     return ""
 
 
 def of_model(sums: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:
-    """Those of one of several models, whose metrics are named ``place/name``."""
+    """The sums of one of several models, whose metrics are named ``index/name``."""
     prefix = f"{index}/"
     return {name.removeprefix(prefix): total for name, total in sums.items() if name.startswith(prefix)}
 
 
 def unknown_sums(names: Sequence[str]) -> dict[str, Tensor]:
-    """The sums of an evaluation that nobody has responded: nan."""
+    """The sums of an evaluation to which nobody has responded: nan."""
     return {name: torch.full((NUM_SUMMED,), torch.nan, dtype=torch.float64) for name in names}

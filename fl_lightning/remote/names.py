@@ -1,10 +1,10 @@
-"""Names of runs, of a federation and of who takes part in it: what NVFlare and file systems take whole."""
+"""Names of runs, federations and participants that NVFlare and file systems accept without changing them."""
 
 import re
 from pathlib import Path
 from typing import Any
 
-#: What one certificate's common name holds; NVFlare cuts what is longer.
+#: Maximum length of a certificate's common name; NVFlare truncates longer names.
 MAX_NAME = 64
 _RUN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _SITE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
@@ -14,10 +14,10 @@ _PATH = re.compile(r"[A-Za-z0-9_./@+=,:-]+")
 
 
 def check_run_name(name: Any, what: str = "the name of the run") -> None:
-    """Refuse what is no name of one folder.
+    """Refuse a name that is not a single folder name.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not.
 
     Example:
         >>> check_run_name("wards-20261125")
@@ -29,25 +29,25 @@ def check_run_name(name: Any, what: str = "the name of the run") -> None:
 
 
 def check_site_name(name: Any, what: str = "the name of a site") -> None:
-    """Refuse what NVFlare takes for no site.
+    """Refuse a name that NVFlare does not accept for a site.
 
     Raises:
-        ValueError: It does.
+        ValueError: It does not.
     """
     _check(what, name, _SITE, "letters, digits, _ and -")
 
 
 def check_server_name(name: Any, what: str = "the name of the server") -> None:
-    """Refuse what is no host name, or longer than a certificate's common name, to which NVFlare would cut it.
+    """Refuse a name that is not a host name, or that NVFlare would truncate to fit a certificate's common name.
 
     Raises:
-        ValueError: It is.
+        ValueError: It is such a name.
     """
     _check(what, name, _HOST, "letters, digits, - and dots, a host name; a longer one needs a short alias in DNS")
 
 
-def check_admin_name(name: Any, what: str = "the name of who submits") -> None:
-    """Refuse what is not like an e-mail address.
+def check_admin_name(name: Any, what: str = "the name of the submitter") -> None:
+    """Refuse a name that does not look like an e-mail address.
 
     Raises:
         ValueError: It is not.
@@ -66,7 +66,7 @@ def check_folder_for_processes(folder: Path, what: str) -> None:
         odd = sorted(set(re.sub(_PATH, "", whole)))
         raise ValueError(
             f"{what} is {whole!r}, whose path has {', '.join(map(repr, odd))}: NVFlare splits the command of a job "
-            "there; give a folder whose whole path has letters, digits and _./@+=,:- alone"
+            "there; give a folder whose whole path consists of letters, digits and _./@+=,:-"
         )
 
 

@@ -16,16 +16,16 @@ from fl_lightning.remote.schema import MOST_OUTPUTS
 from fl_lightning.remote.secure import FEWEST_CLIENTS
 from fl_lightning.round.privacy import RecordPrivacy
 
-#: What a client output tells of: the client as a whole, each class, or each example.
+#: What a client output describes: the client as a whole, each class, or each example.
 Kind = Literal["client", "class", "example"]
-#: Which model is scored: the client's own, one that the server sends, or one that is trained for it first.
+#: Which model is evaluated: the client's own, one that the server sends, or one that is fine-tuned first.
 Scored = Literal["own", "received", "tuned"]
-#: What evaluations tell.
-Told = Literal["plain", "sums", "off"]
+#: What evaluations release.
+MetricsRelease = Literal["plain", "sums", "off"]
 
 
 class Refused(ValueError):
-    """A site will not do what it is asked; the message holds nothing of its data and goes back to the server."""
+    """A site refuses what it is asked; the message contains nothing about its data and is sent to the server."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +33,11 @@ class JobPolicy:
     """The rules of a machine that builds what a job names: the server's, and part of a site's.
 
     Args:
-        classes: Classes of the owner's own that jobs may name, ``module.Class``. They must be installed here.
-        strategies: Class names of the strategies that may be run here; None for any.
-        max_outputs: Most classes, or targets, of a federation, at most 100,000.
-        max_memory_gib: Memory of a job's process, in GiB, beside what it needs to start (Linux); None for what is free
-            as it starts.
+        classes: The owner's own classes that jobs may name, ``module.Class``. They must be installed here.
+        strategies: Class names of the strategies that may run here; None for any.
+        max_outputs: Maximum number of classes, or targets, of a federation, at most 100,000.
+        max_memory_gib: Memory that a job's process may use beyond what it needs to start, in GiB (Linux); None for what
+            is free when it starts.
 
     Raises:
         ValueError: A value is out of its range.
@@ -59,9 +59,9 @@ class JobPolicy:
             raise ValueError(f"policy.max_memory_gib must be positive, or null, got {self.max_memory_gib}")
 
     def check_strategy(self, name: str) -> None:
-        """Refuse a strategy that is not on the list."""
+        """Refuse a strategy that is not in the list."""
         if self.strategies is not None and name not in self.strategies:
-            raise Refused(f"this site runs {', '.join(self.strategies) or 'no strategy'} alone, not {name}")
+            raise Refused(f"this site runs only {', '.join(self.strategies) or 'no strategy'}, not {name}")
 
     def check_outputs(self, num_outputs: int) -> None:
         """Refuse more outputs than the bound."""
@@ -79,35 +79,37 @@ class SitePolicy(JobPolicy):
     """A site's own rules.
 
     Args:
-        classes: As of :class:`JobPolicy`.
-        strategies: The same.
-        max_outputs: The same.
-        max_memory_gib: The same.
-        min_examples: Fewest examples that any number may tell of: with fewer labeled training examples the site trains
-            for nobody, of a split with fewer its metrics say nothing, a statistic of a class with fewer is withheld,
-            and what has a row for each example is refused if this is above 1. At least 1.
+        classes: As in :class:`JobPolicy`.
+        strategies: As in :class:`JobPolicy`.
+        max_outputs: As in :class:`JobPolicy`.
+        max_memory_gib: As in :class:`JobPolicy`.
+        min_examples: Minimum number of examples behind any released number: with fewer labeled training examples the
+            site does not train, metrics of a split with fewer and statistics of a class with fewer are withheld, and
+            client outputs with a row for each example are refused if this is above 1. At least 1.
         parameters: Patterns of the parameters that may leave; None for all that the strategy sends.
-        local: Patterns of the parameters that never leave, whatever a job calls personal.
+        local: Patterns of the parameters that never leave, whatever a job declares personal.
         outputs: Patterns of the client outputs that may leave; None for all.
-        kinds: What client outputs may tell of.
-        evaluations: Which models are scored.
-        max_evaluations_per_round: Most models that are scored in a round, trials of a strategy's settings among them.
-        metrics: What evaluations tell: ``plain`` numerators and denominators (under secure aggregation only their
-            sums over clients), ``sums`` alone, or nothing (``off``). None: ``plain``, but ``off`` where a filter adds
-            noise or a job trains with ``model.privacy``, and ``metric_noise`` is not set.
+        kinds: What client outputs may describe.
+        evaluations: Which models may be evaluated.
+        max_evaluations_per_round: Maximum number of models that are evaluated in a round, including trials of a
+            strategy's settings.
+        metrics: What evaluations release: ``plain`` numerators and denominators (under secure aggregation only their
+            sums over clients), only ``sums``, or nothing (``off``). None: ``plain``, but ``off`` if a filter adds noise
+            or a job trains with ``model.privacy``, and ``metric_noise`` is not set.
         metric_noise: Noise on the metrics, which the site's account counts.
-        filters: What every response passes before it leaves, in this order.
-        max_record_epsilon: The ε of each training example that the site's account of private training must not exceed,
-            over all jobs; the site then trains for none without ``model.privacy``. None for no bound.
-        record_delta: δ of that, in (0, 1).
-        secure_only: Response only under secure aggregation.
-        min_sum_clients: Fewest clients that the site is summed with under secure aggregation, at least 3.
-        peers: Names of the sites that it may be summed with, by their certificates; None for any of the federation.
-        max_parameters: Most parameters of a client's nets, counted before they are allocated.
-        max_steps_per_round: Most local steps in a round, those before an evaluation among them.
-        max_seconds: Longest time for one stage or evaluation; None for no bound.
-        max_messages: Most messages of a job.
-        max_message_mib: Largest message, in MiB.
+        filters: The filters that every response passes before it leaves, in this order.
+        max_record_epsilon: Upper bound on the ε of each training example in the site's account of private training,
+            over all jobs; if set, the site refuses jobs without ``model.privacy``. None for no bound.
+        record_delta: The δ of that ε, in (0, 1).
+        secure_only: Respond only under secure aggregation.
+        min_sum_clients: Minimum number of clients in a secure sum that includes this site, at least 3.
+        peers: Names, as in their certificates, of the sites with which it may be summed; None for all of the
+            federation.
+        max_parameters: Maximum number of parameters of a client's nets, checked before they are allocated.
+        max_steps_per_round: Maximum number of local steps in a round, including those before an evaluation.
+        max_seconds: Maximum time for one stage or evaluation; None for no bound.
+        max_messages: Maximum number of messages of a job.
+        max_message_mib: Maximum size of a message, in MiB.
 
     Raises:
         ValueError: A value is out of its range.
@@ -120,7 +122,7 @@ class SitePolicy(JobPolicy):
     kinds: Sequence[Kind] = ("client", "class", "example")
     evaluations: Sequence[Scored] = ("own", "received", "tuned")
     max_evaluations_per_round: int = 64
-    metrics: Told | None = None
+    metrics: MetricsRelease | None = None
     metric_noise: NoisyMetrics | None = None
     filters: Sequence[SiteFilter] = ()
     max_record_epsilon: float | None = None
@@ -165,75 +167,76 @@ class SitePolicy(JobPolicy):
         """Refuse a job by what it says, before anything is built."""
         super().check_job(job)
         if self.secure_only and not job.secure:
-            raise Refused("this site responds under secure aggregation alone")
+            raise Refused("this site responds only under secure aggregation")
 
     def for_training(self, privacy: RecordPrivacy | None) -> "SitePolicy":
-        """The rules for a job that trains with the given privacy: its metrics, which that does not cover, stay here.
+        """The rules for a job with the given privacy, which does not cover metrics: these are off unless they are set.
 
         Raises:
-            Refused: The site trains with privacy alone, and the job has none.
+            Refused: The site trains only with privacy, and the job has none.
         """
         if privacy is None:
             if self.max_record_epsilon is not None:
-                raise Refused("this site trains with model.privacy alone (policy.max_record_epsilon)")
+                raise Refused("this site trains only with model.privacy (policy.max_record_epsilon)")
             return self
         silent = self.metrics is None and self.metric_noise is None
         return dataclasses.replace(self, metrics="off") if silent else self
 
     @property
-    def disclosed_metrics(self) -> Told:
-        """What evaluations tell."""
+    def disclosed_metrics(self) -> MetricsRelease:
+        """What evaluations release."""
         if self.metrics is not None:
             return self.metrics
         adds_noise = any(each.hides_counts for each in self.filters)
         return "off" if adds_noise and self.metric_noise is None else "plain"
 
-    def tells_metrics(self, *, summed: bool) -> bool:
-        """Whether evaluations tell anything; ``summed`` under secure aggregation."""
+    def releases_metrics(self, *, summed: bool) -> bool:
+        """Whether evaluations release anything; ``summed`` means under secure aggregation."""
         return self.disclosed_metrics == "plain" or (self.disclosed_metrics == "sums" and summed)
 
-    def tell(self, result: dict[str, Tensor], *, summed: bool) -> dict[str, Tensor]:
-        """What leaves of metrics, (1, 2) by name.
+    def release_metrics(self, result: dict[str, Tensor], *, summed: bool) -> dict[str, Tensor]:
+        """The metrics that leave, (1, 2) by name.
 
         Raises:
             CannotFilter: The budget of their noise is spent.
         """
-        if not self.tells_metrics(summed=summed):
+        if not self.releases_metrics(summed=summed):
             return {name: torch.zeros_like(pair_12) for name, pair_12 in result.items()}
         return result if self.metric_noise is None else self.metric_noise(result)
 
     def check_parameters(self, names: Sequence[str]) -> None:
         """Refuse parameters that may not leave."""
         if selected := [name for name in names if matches(name, self.local)]:
-            raise Refused(f"{_listed(selected)} would leave, which policy.local keeps here")
+            raise Refused(f"{_listed(selected)} would leave, but policy.local keeps it here")
         if self.parameters is not None and (other := [name for name in names if not matches(name, self.parameters)]):
-            raise Refused(f"{_listed(other)} would leave, which policy.parameters does not let out")
+            raise Refused(f"{_listed(other)} would leave, but policy.parameters does not allow it")
 
     def check_output(self, name: str, kind: Kind) -> None:
         """Refuse a client output that may not leave; ``name`` may be the first part of one.
 
-        What is named after a parameter that stays here stays here too.
+        An output that is named after a parameter that is kept local is kept local, too.
         """
         base, _, rest = name.partition("/")
         if matches(name, self.local) or (rest and matches(rest, self.local)):
-            raise Refused(f"{name} would leave, which policy.local keeps here")
+            raise Refused(f"{name} would leave, but policy.local keeps it here")
         if self.outputs is not None and not (
             matches(name, self.outputs)
             or matches(base, self.outputs)
             or (not rest and any(pattern.startswith(f"{base}/") for pattern in self.outputs))
         ):
-            raise Refused(f"{name} would leave, which policy.outputs does not let out")
+            raise Refused(f"{name} would leave, but policy.outputs does not allow it")
         if kind not in self.kinds:
-            raise Refused(f"{name} tells of each {kind}, policy.kinds lets {', '.join(self.kinds) or 'nothing'} out")
+            allowed = ", ".join(self.kinds) or "nothing"
+            raise Refused(f"{name} describes each {kind}, but policy.kinds allows only {allowed}")
         if kind == "example" and self.min_examples > 1:
             raise Refused(
-                f"{name} has numbers of one example each, policy.min_examples asks for {self.min_examples}: "
-                "a strategy that sends such runs where it is 1"
+                f"{name} has numbers that describe one example each, but policy.min_examples is {self.min_examples}: "
+                "a strategy that sends such outputs needs 1"
             )
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a name is of one of the patterns."""
+    """Whether a name matches one of the patterns."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 

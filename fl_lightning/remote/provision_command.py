@@ -11,7 +11,7 @@ from fl_lightning.data.settings import check_count, check_text
 from fl_lightning.remote.verbs import Parser, run_verb
 from fl_lightning.yaml_input import WrongYaml, read_yaml
 
-_DESCRIPTION = """Make kits with certificates for a server, its sites and who submits runs.
+_DESCRIPTION = """Make kits with certificates for a server, its sites and the submitter of runs.
 
   fl-train provision federation.yaml --folder kits
 
@@ -28,8 +28,8 @@ _NEEDED = {"name": "wards", "server": "fl.example.org", "sites": "berlin", "admi
 def main(arguments: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
     parser = Parser("provision", _DESCRIPTION)
-    parser.add_argument("file", metavar="FILE", help="the federation, YAML")
-    parser.add_argument("--folder", default="kits", help="where the kits are put (kits)")
+    parser.add_argument("file", metavar="FILE", help="the federation (YAML)")
+    parser.add_argument("--folder", default="kits", help="where to put the kits (kits)")
     return run_verb(_provision, parser, arguments)
 
 
@@ -44,7 +44,7 @@ def _provision(options: argparse.Namespace, rest: list[str]) -> int:
     except WrongYaml as error:
         fail(str(error))
     if not isinstance(settings, dict) or set(settings) - {*_NEEDED, "port"} or not set(_NEEDED) <= set(settings):
-        fail(f"{options.file} must have {', '.join(_NEEDED)}, may have port, and has nothing else")
+        fail(f"{options.file} must have {', '.join(_NEEDED)}, may have port, and must have nothing else")
     if not isinstance(settings["sites"], list) or not settings["sites"]:
         fail(f"{options.file}: sites is {settings['sites']!r}, give a list of names")
     port = settings.get("port", 8002)
@@ -59,10 +59,10 @@ def _provision(options: argparse.Namespace, rest: list[str]) -> int:
         fail(f"{options.file}: {error}")
     check_folder_for_processes(Path(options.folder), "--folder")
     folder = provision(Path(options.folder), **named, port=port)
-    sys.stdout.write(f"kits in {folder}; give each participant its own, whose startup/start.sh starts it\n")
+    sys.stdout.write(f"kits are in {folder}; give each participant its own kit and have it run startup/start.sh\n")
     sys.stdout.write(
         f"the authority's private key is in {folder.parent / CA_FILE}: whoever has it can make a kit for anybody. "
         "Keep it off the server and the sites: move the folder state to a medium that is locked away, or delete it "
-        "where the federation will have no new participants\n"
+        "if the federation will have no new participants\n"
     )
     return 0

@@ -1,4 +1,4 @@
-"""What a site makes of what a server sends: it is refused before anything changes, unless it is what servers ask."""
+"""A site's checks of a server's messages: anything that no honest server sends is refused before anything changes."""
 
 from collections.abc import Mapping
 
@@ -17,10 +17,10 @@ _PRECISIONS = ("32-true", "bf16-mixed", "bf16-true", "64-true")
 
 
 def check_question(message: Message) -> None:
-    """Refuse a message whose facts no server asks with.
+    """Refuse a message with fields that no server sends.
 
     Raises:
-        Refused: It is of no known kind, or not as its table says.
+        Refused: Its kind is unknown, or it is not as its table says.
     """
     if message.kind not in QUESTIONS:
         raise Refused(f"this site knows no message {shown(message.kind)!r}")
@@ -33,10 +33,10 @@ def check_question(message: Message) -> None:
 
 
 def check_start(message: Message, client_data: ClientData, task: Task) -> None:
-    """Refuse a federation that the site's data are not of.
+    """Refuse a federation that does not fit the site's data.
 
     Raises:
-        Refused: It is of other data, or its parts contradict each other.
+        Refused: It is for other data, or its parts contradict each other.
     """
     about, count = message.about, len(message.about["names"])
     width = list(client_data.inputs.shape[1:])
@@ -59,16 +59,16 @@ def check_start(message: Message, client_data: ClientData, task: Task) -> None:
 def check_tensors(
     tensors: Mapping[str, Tensor], net: Mapping[str, Tensor], length: int, *, models: int | None = None
 ) -> None:
-    """Refuse tensors that are no payload for one client of the site's net.
+    """Refuse tensors that are not a payload for one client with the site's net.
 
     Args:
-        tensors: Of a message.
+        tensors: The tensors of a message.
         net: The client's parameters by name.
-        length: Numbers of the largest net.
-        models: Of how many evaluations they are, whose numbers stand before their names; None for a stage's.
+        length: Number of parameters of the largest net.
+        models: How many evaluations they belong to, whose indices precede their names; None for a stage's tensors.
 
     Raises:
-        Refused: They are of other names or shapes.
+        Refused: They have other names or shapes.
     """
     shapes = {f"p/{name}": (1, *parameter.shape) for name, parameter in net.items()} | {f"p/{FLAT}": (1, length)}
     for name, tensor in tensors.items():
@@ -78,4 +78,6 @@ def check_tensors(
         fits &= inner in shapes if is_parameter else inner.startswith(("s/", "l/"))
         fits &= tuple(tensor.shape) == shapes.get(inner) if is_parameter else tensor.shape[:1] == (1,)
         if not fits:
-            raise Refused(f"the server sends {shown(name)!r} of shape {tuple(tensor.shape)}, which is nothing here")
+            raise Refused(
+                f"the server sends {shown(name)!r} of shape {tuple(tensor.shape)}, which is not expected here"
+            )

@@ -1,9 +1,9 @@
 """What an evaluation computes, as JSON: functions are named, and a site compares them with its own.
 
 A stage of training is not sent: its address is, and a site makes it from its own settings. Evaluations have no address,
-since ``Strategy.evaluations`` is asked with the server's state. So the rule of prediction and the fine-tuning are
-described: methods of the strategy by their name in it, other functions and classes by the module they are written in,
-which must be one of the strategies', or of the strategy's own class, or of ``torch.optim``.
+since ``Strategy.evaluations`` is called with the server's state. So the prediction rule and the fine-tuning are
+described: methods of the strategy by their name, other functions and classes by the module that defines them, which
+must be one of the strategies' modules, that of the strategy's own class, or ``torch.optim``.
 """
 
 import dataclasses
@@ -17,8 +17,8 @@ from fl_lightning.round.program import LocalProgram
 from fl_lightning.round.stage import Evaluation, Stage
 from fl_lightning.strategies.base import Strategy
 
-#: What a stage says of the response, which a fine-tuning does not give.
-_ANSWER = {"upload", "as_update", "client_outputs", "rows", "client_state", "send_anchor", "rewrite"}
+#: Fields of a stage that concern the response, which fine-tuning does not have.
+_OF_RESPONSE = {"upload", "as_update", "client_outputs", "rows", "client_state", "send_anchor", "rewrite"}
 _MODULES = ("fl_lightning.strategies", "fl_lightning.round.stage", "fl_lightning.round.program", "torch.optim")
 
 
@@ -26,7 +26,7 @@ def describe(evaluation: Evaluation, strategy: Strategy) -> dict[str, Any]:
     """An evaluation without its payload, as JSON.
 
     Raises:
-        ValueError: It holds a function that a site could not find again.
+        ValueError: It contains a function that a site could not find by name.
     """
     return {name: _described(getattr(evaluation, name), strategy) for name in ("tuning", "output")}
 
@@ -51,7 +51,7 @@ def _described(value: Any, strategy: Strategy) -> Any:
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         selected = [field.name for field in dataclasses.fields(value) if field.init]
         if isinstance(value, Stage | LocalProgram):
-            selected = [name for name in selected if name not in _ANSWER]
+            selected = [name for name in selected if name not in _OF_RESPONSE]
         settings = {name: _described(getattr(value, name), strategy) for name in selected}
         return {"made": _described(type(value), strategy), "settings": settings}
     raise ValueError(

@@ -1,7 +1,7 @@
 """The classes that a job may name: this package's own, and those that the owner of a machine adds.
 
-A job names a class by its bare name, and nothing is imported for it: a name is looked up in a table. What imports or
-reads what it is told is not in the table.
+A job names a class by its bare name, and nothing is imported for it: the name is looked up in a table. Classes that
+import or read what their settings name are not in the table.
 """
 
 import collections.abc
@@ -24,11 +24,12 @@ from fl_lightning.round.client import ClientModule
 from fl_lightning.round.participation import Participation
 from fl_lightning.round.privacy import RecordPrivacy
 from fl_lightning.run.callback import Callback
-from fl_lightning.strategies import Strategy, decentralized, hypernetwork, mixing
+from fl_lightning.strategies import Pooled, Strategy, decentralized, hypernetwork, mixing
 from fl_lightning.strategies.decentralized import map_initialization
 from fl_lightning.strategies.hypernetwork import sheaf_ridge
 
-#: Not for jobs: they import or read what they are told (``PyGNet``, ``EdgeListFile``), are given objects, or are bases.
+#: Not for jobs: they import or read what their settings name (``PyGNet``, ``EdgeListFile``), take objects, or are
+#: bases.
 NOT_FOR_JOBS = frozenset({"PyGNet", "PlainNet", "Twin", "EdgeListFile", "Optimizer", "Module"})
 #: Settings that name files; a job may leave them at None.
 FILE_SETTINGS = frozenset({("RunReport", "against")})
@@ -51,12 +52,12 @@ def _package() -> Mapping[str, Any]:
 
 
 def _defaults(result: Any) -> Iterable[Any]:
-    """What the settings of a class are if nothing is said, which a whole configuration names."""
+    """The default settings of a class, which a full configuration names."""
     return (parameter.default for parameter in inspect.signature(result).parameters.values())
 
 
 def _homes() -> Iterable[Any]:
-    """All that is where such are written."""
+    """Everything in the modules that define such classes."""
     for strategy in vars(strategies).values():
         yield strategy
         yield getattr(strategy, "client_class", ClientModule)
@@ -88,14 +89,39 @@ def _makes(value: Any, kind: type) -> bool:
     return inspect.isclass(returned) and issubclass(returned, kind)
 
 
+def check_at_sites(strategy: type) -> None:
+    """Refuse a strategy that has all data in one place.
+
+    Raises:
+        ValueError: It is :class:`~fl_lightning.strategies.Pooled`, or a kind of it.
+    """
+    if issubclass(strategy, Pooled):
+        raise ValueError(
+            f"strategy {strategy.__name__} trains on the data of all clients together, which sites do not give away: "
+            "choose another strategy (Pooled is for clients of one machine)"
+        )
+
+
+def check_no_references(references: Any) -> None:
+    """Refuse references of a run, which are trained where it is.
+
+    Raises:
+        ValueError: There are some.
+    """
+    if references:
+        raise ValueError(
+            f"trainer.references is {list(references)}, but the clients' data are at their sites: leave it out"
+        )
+
+
 class Registry:
     """What names mean on this machine.
 
     Args:
-        own: Classes that the machine's owner adds, ``module.Class``; they are imported.
+        classes: Classes that the machine's owner adds, ``module.Class``; they are imported.
 
     Raises:
-        ValueError: One cannot be imported, is none of a kind that a job names, or has the name of another.
+        ValueError: One cannot be imported, is not of a kind that a job names, or has the name of another class.
     """
 
     def __init__(self, classes: Iterable[str] = ()) -> None:
@@ -105,14 +131,14 @@ class Registry:
             result = _imported(path)
             if result.__name__ in self.named and self.named[result.__name__] is not result:
                 raise ValueError(
-                    f"policy.classes: {path} is called as another class that jobs may name, "
+                    f"policy.classes: {path} has the name of another class that jobs may name, "
                     f"{result.__name__}: rename it"
                 )
             self.named[result.__name__] = result
             self.classes[result.__name__] = path
 
     def fitting(self, annotation: Any) -> "dict[str, Any]":
-        """What may stand where an annotation asks for an object, or for something that makes one; by name."""
+        """The classes that fit an annotation which asks for an object, or for a factory of one; by name."""
         kind, _ = wanted(annotation)
         return {} if kind is None else {name: each for name, each in self.named.items() if _makes(each, kind)}
 
@@ -125,7 +151,7 @@ class Registry:
 def is_the_packages(path: str) -> bool:
     """Whether a dotted path of this package, or of ``torch.optim``, means what a job means by its last part.
 
-    Two functions of one name, say, are not taken for each other. What no job may name is for the check to refuse.
+    This distinguishes, for example, two functions with the same name. What no job may name is refused by the check.
     """
     known = _package()
     name = path.rpartition(".")[2]
@@ -133,10 +159,11 @@ def is_the_packages(path: str) -> bool:
 
 
 def wanted(annotation: Any) -> "tuple[type | None, int | frozenset[str]]":
-    """The kind of object that an annotation asks for, and which of its settings its user gives.
+    """The kind of object that an annotation asks for, and which of its parameters a job cannot set.
 
     Returns:
-        The kind; None where it asks for no object. How many of the first parameters, or which, are not a job's to set.
+        The kind, or None if it does not ask for an object; and how many of the first parameters, or which parameters,
+        are not for a job to set.
     """
     if typing.get_origin(annotation) is collections.abc.Callable:
         given, kind = typing.get_args(annotation)
@@ -171,11 +198,11 @@ def _imported(path: Any) -> Any:
     """A class that an owner lists.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not a class that jobs may name.
     """
     module, _, name = path.rpartition(".") if isinstance(path, str) else ("", "", "")
     if not module:
-        raise ValueError(f"policy.classes: {path!r} is no class of a module, such as my_package.MyStrategy")
+        raise ValueError(f"policy.classes: {path!r} is not a class in a module, such as my_package.MyStrategy")
     try:
         result = getattr(importlib.import_module(module), name)
     except Exception as error:  # the owner's module can raise anything
@@ -183,7 +210,7 @@ def _imported(path: Any) -> Any:
         raise ValueError(f"policy.classes: {path} cannot be imported ({why}): install it, or set PYTHONPATH") from error
     if not any(_makes(result, kind) for kind in KINDS):
         raise ValueError(
-            f"policy.classes: {path} is no class of a strategy, client, net, optimizer, aggregation, topology or "
-            "callback: list such a one"
+            f"policy.classes: {path} is not a strategy, client, net, optimizer, aggregation, topology or "
+            "callback: list one of these"
         )
     return result

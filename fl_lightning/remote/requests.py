@@ -1,4 +1,4 @@
-"""What the server asks sites for, as messages."""
+"""The server's requests to sites, as messages."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ from fl_lightning.strategies import Strategy
 
 
 def start_facts(strategy: Strategy, client: ClientModule, registry: ClientRegistry, **facts: Any) -> dict[str, Any]:
-    """What every site is told of a federation that begins, and a name that follows from it and the partition."""
+    """What every site is sent when a federation starts, with a name derived from it and the partition."""
     federation = strategy.federation
     common = {
         "strategy": type(strategy).__name__,
@@ -36,14 +36,14 @@ def start_facts(strategy: Strategy, client: ClientModule, registry: ClientRegist
 
 
 def work_request(request: StageRequest, client: int, state: str, **facts: Any) -> Message:
-    """Have a client do its part of a stage, from a state."""
+    """Ask a client to run its part of a stage, starting from a state."""
     address = {"phase": request.address.phase, "round_idx": request.address.round_idx, "name": request.address.name}
     about = {"address": address, "work_fraction": request.work_fraction[client], "state": state, **facts}
     return Message(kind="run", about=about, tensors=packed(request.payload, client))
 
 
 def evaluation_request(ways: Mapping[str, Evaluation], strategy: Strategy, client: int, **facts: Any) -> Message:
-    """Have a client score all of its models, each in the way that is the client's."""
+    """Ask a client to evaluate all of its models, each in the way that applies to the client."""
     tensors: dict[str, Tensor] = {}
     for index, way in enumerate(ways.values()):
         tensors |= packed(way.payload, client, f"{index}/")
@@ -52,6 +52,6 @@ def evaluation_request(ways: Mapping[str, Evaluation], strategy: Strategy, clien
 
 
 def prediction_request(evaluation: Evaluation, strategy: Strategy, client: int, **facts: Any) -> Message:
-    """Have a client predict its examples, and write that down at its site."""
+    """Ask a client to predict its examples and write the predictions at its site."""
     about = {"evaluation": describe(evaluation, strategy), **facts}
     return Message(kind="predict", about=about, tensors=packed(evaluation.payload, client, "0/"))

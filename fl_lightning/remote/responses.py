@@ -1,8 +1,8 @@
-"""What a server makes of what sites send: nothing, until it is what was asked for.
+"""A server's checks of what sites send: it is used only if it is what was asked for.
 
-Everything that arrives is compared with the question, for each client alone; what is not right is the failure of that
-client and goes into nothing. Sites do not tell beforehand how many examples they have, so the first number that one
-tells in a run binds it.
+Everything that arrives is compared with the request, for each client separately; if something is wrong, that client
+fails and its response is not used. Sites do not say beforehand how many examples they have, so the first number that a
+site sends in a run binds it.
 """
 
 import statistics
@@ -13,29 +13,29 @@ from torch import Tensor
 
 from fl_lightning.remote.message import Message
 from fl_lightning.remote.metrics import ROUNDING, SHARES
-from fl_lightning.remote.schema import ANSWERS, FAILURE, MOST, OF_SUMS, WrongMessage, check_facts, shown
+from fl_lightning.remote.schema import FAILURE, MOST, OF_SUMS, RESPONSES, WrongMessage, check_facts, shown
 from fl_lightning.remote.secure import MASKED
 from fl_lightning.round.payload import FLAT, Payload
 from fl_lightning.round.stage import Stage
 
 SPLITS = ("train", "val", "test")
-#: Rows of examples beyond which a response must not have many times as many as the others'.
+#: Beyond this number of example rows, a response must not have many times as many as the others.
 _MANY_ROWS, _TIMES = 10_000, 100
 
 
 def check_response(question: Message, response: Message) -> None:
-    """Compare a response's facts with what its question asks for.
+    """Compare a response's fields with what its request asks for.
 
     Raises:
-        WrongMessage: It is another response.
+        WrongMessage: They differ.
     """
     facts = {name: fact for name, fact in response.about.items() if name != "to"}
     if response.kind == "failure":
         check_facts(facts, FAILURE, optional=("state", "from", "place"))
     elif response.kind == "response":
-        check_facts(facts, ANSWERS[question.kind], optional=OF_SUMS if question.kind in ("run", "evaluate") else ())
+        check_facts(facts, RESPONSES[question.kind], optional=OF_SUMS if question.kind in ("run", "evaluate") else ())
     else:
-        raise WrongMessage(f"it is of the kind {shown(response.kind)!r}, which is no response")
+        raise WrongMessage(f"it is of the kind {shown(response.kind)!r}, which is not a response")
     if question.kind not in ("run", "evaluate") or response.kind == "failure":
         _check_names(response.tensors, ())
     where = {"run": "from", "evaluate": "state", "predict": "state", "load": "state"}.get(question.kind, "")
@@ -44,7 +44,7 @@ def check_response(question: Message, response: Message) -> None:
 
 
 class Responses:
-    """Reads what clients send in a run, and remembers the numbers of examples that they told."""
+    """Reads what clients send in a run, and remembers the numbers of examples that they stated."""
 
     def __init__(self) -> None:
         self.counts: dict[tuple[int, str], float] = {}
@@ -53,11 +53,11 @@ class Responses:
         """The payload in the response to a stage.
 
         Args:
-            response: Whose facts are right.
-            client: Whose it is.
-            stage: What was asked for.
-            net: A parameter of one client by name.
-            length: Numbers of the largest net, of responses that are communicated as one row.
+            response: A response whose fields were checked.
+            client: The client that sent it.
+            stage: The requested stage.
+            net: Parameters of one client by name.
+            length: Number of parameters of the largest net, for responses that are communicated as one row.
 
         Raises:
             WrongMessage: It has other tensors than the stage asks for, or impossible numbers of examples or steps.
@@ -81,7 +81,7 @@ class Responses:
         _check_names(response.tensors, allowed)
         for name in extras:
             if response.tensors[name].dim() < 1 or len(response.tensors[name]) != 1:
-                raise WrongMessage(f"{name[2:]} is not of one client")
+                raise WrongMessage(f"{name[2:]} is not from one client")
         for name in lengths:
             rows = response.tensors[f"s/{name[2:]}"]
             _check_tensor(response.tensors, name, (1,), torch.int64)
@@ -99,23 +99,23 @@ class Responses:
 
     @staticmethod
     def masked(response: Message, count: int) -> None:
-        """The numbers of a client in a secure sum.
+        """Check the numbers of a client in a secure sum.
 
         Args:
-            response: Whose facts are right.
-            count: How many there must be, the weight among them.
+            response: A response whose fields were checked.
+            count: How many there must be, including the weight.
 
         Raises:
-            WrongMessage: They are others.
+            WrongMessage: They have another number or type.
         """
         _check_tensor(response.tensors, f"s/{MASKED}", (1, count), torch.int64)
         _check_names(response.tensors, [f"s/{MASKED}"])
 
     def scores(self, response: Message, client: int, kinds: Iterable[str]) -> dict[str, Payload]:
-        """The scores of each model that was scored.
+        """The scores of each evaluated model.
 
         Raises:
-            WrongMessage: There are others, or they are no sums over examples.
+            WrongMessage: There are other scores, or they are not sums over examples.
         """
         failed = response.about["failures"]
         wanted = {str(index): kind for index, kind in enumerate(kinds)}
@@ -134,7 +134,7 @@ class Responses:
         return {kind: Payload(clients=(client,), extras=extras) for kind, extras in result.items()}
 
     def _bind(self, client: int, name: str, count: float) -> None:
-        """Hold a client to the first number that it told."""
+        """Hold a client to the first number that it stated."""
         if self.counts.setdefault((client, name), count) != count:
             before = self.counts[client, name]
             raise WrongMessage(f"{name} was of {before:g} examples, and is of {count:g}")
@@ -157,23 +157,23 @@ def _check_tensor(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ..
 def _check_score(name: str, pair: Tensor) -> None:
     split, _, metric = name.partition("/")
     if split not in SPLITS or not metric or len(metric) > 100 or not metric.isprintable():
-        raise WrongMessage(f"{shown(name)!r} is no metric")
+        raise WrongMessage(f"{shown(name)!r} is not a metric")
     if tuple(pair.shape) != (1, 2) or not pair.is_floating_point():
-        raise WrongMessage(f"{name} is no numerator and denominator")
+        raise WrongMessage(f"{name} is not a numerator and denominator")
     total, count = pair[0].tolist()
     if not 0 <= count <= MOST or not abs(total) <= torch.finfo(torch.float32).max:
-        raise WrongMessage(f"{name} is {total:g} of {count:g} examples, which cannot be")
+        raise WrongMessage(f"{name} is {total:g} of {count:g} examples, which is impossible")
     if (metric in SHARES and not 0 <= total <= ROUNDING * count) or (not count and total):
-        raise WrongMessage(f"{name} is {total:g} of {count:g} examples, which cannot be")
+        raise WrongMessage(f"{name} is {total:g} of {count:g} examples, which is impossible")
     if metric == "mse" and total < 0:
         raise WrongMessage(f"{name} is {total:g}, an error below zero")
 
 
 def outsized(uploads: Mapping[int, Payload]) -> dict[int, str]:
-    """Clients that send far more rows of examples than others, to which all others' would be padded."""
+    """Clients that send far more example rows than others, to whose length all others would be padded."""
     result: dict[int, str] = {}
     for name in {name for upload in uploads.values() for name in upload.lengths}:
         rows = {c: int(upload.lengths[name]) for c, upload in uploads.items() if name in upload.lengths}
         most = max(_MANY_ROWS, _TIMES * statistics.median(rows.values()))
-        result |= {c: f"{name} has {count:,} rows, the others' far fewer" for c, count in rows.items() if count > most}
+        result |= {c: f"{name} has {count:,} rows, others far fewer" for c, count in rows.items() if count > most}
     return result

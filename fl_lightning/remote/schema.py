@@ -1,7 +1,7 @@
-"""What may stand in a message: a table of facts for each kind of question and of response.
+"""What a message may contain: a table of fields for each kind of request and response.
 
-Whoever reads a message does not trust who wrote it. Facts that are not in the table, or not as it says, make it a wrong
-message: a site refuses it, and to the server it is the failure of that client.
+The reader of a message does not trust its writer. A message with fields that are not in the table, or that do not pass
+its checks, is wrong: a site refuses it, and on the server that client fails.
 """
 
 import dataclasses
@@ -12,27 +12,27 @@ from typing import Any
 
 from fl_lightning.tasks import TASKS
 
-#: A fact in, what is wrong with it out; nothing if nothing is.
+#: Takes a field and returns what is wrong with it; empty if nothing is.
 Check = Callable[[Any], str]
 
-#: Clients, characters of a name and of a reason, and whole numbers that count something.
+#: Maxima of clients, characters of a name and of a reason, and counts.
 MOST_CLIENTS, LONGEST_NAME, LONGEST_REASON, MOST = 1_000_000, 100, 20_000, 10**9
-#: Models that are scored at once.
+#: Maximum number of models that are evaluated at once.
 MOST_EVALUATIONS = 64
-#: Outputs of a net that a server may have a site build.
+#: Maximum number of outputs of a net that a site builds for a server.
 MOST_OUTPUTS = 100_000
 
 
 class WrongMessage(ValueError):
-    """A message that is not as its table says."""
+    """A message that does not fit its table."""
 
 
 def whole(least: int, most: int) -> Check:
-    """A whole number between two others; ``True`` is none."""
+    """An integer between two others; ``True`` is not one."""
 
     def check(fact: Any) -> str:
         is_whole = isinstance(fact, int) and not isinstance(fact, bool)
-        return "" if is_whole and least <= fact <= most else f"must be a whole number in [{least}, {most}]"
+        return "" if is_whole and least <= fact <= most else f"must be an integer in [{least}, {most}]"
 
     return check
 
@@ -48,7 +48,7 @@ def real(least: float, most: float) -> Check:
 
 
 def text(longest: int = LONGEST_NAME, shortest: int = 1) -> Check:
-    """Characters that can be shown, on one line."""
+    """Printable characters on one line."""
 
     def check(fact: Any) -> str:
         fits = isinstance(fact, str) and shortest <= len(fact) <= longest and fact.isprintable()
@@ -58,12 +58,12 @@ def text(longest: int = LONGEST_NAME, shortest: int = 1) -> Check:
 
 
 def reason(fact: Any) -> str:
-    """Any characters; whoever shows them uses :func:`shown`."""
+    """Any characters; to be displayed with :func:`shown`."""
     return "" if isinstance(fact, str) and len(fact) <= LONGEST_REASON else f"must be at most {LONGEST_REASON} letters"
 
 
 def hexadecimal(digits: int = 64, *, or_empty: bool = False) -> Check:
-    """So many hexadecimal digits."""
+    """A given number of hexadecimal digits."""
     pattern = re.compile(f"[0-9a-f]{{{digits}}}")
 
     def check(fact: Any) -> str:
@@ -79,7 +79,7 @@ def flag(fact: Any) -> str:
 
 
 def digits(most: int) -> Check:
-    """At most so many hexadecimal digits, two for each byte; none, too."""
+    """At most a given number of hexadecimal digits, two for each byte; possibly none."""
 
     def check(fact: Any) -> str:
         fits = isinstance(fact, str) and len(fact) <= most and re.fullmatch(r"([0-9a-f]{2})*", fact)
@@ -89,7 +89,7 @@ def digits(most: int) -> Check:
 
 
 def one_of(*allowed: Any) -> Check:
-    """One of some texts."""
+    """One of several strings."""
 
     def check(fact: Any) -> str:
         return "" if isinstance(fact, str) and fact in allowed else f"must be one of {', '.join(map(str, allowed))}"
@@ -98,7 +98,7 @@ def one_of(*allowed: Any) -> Check:
 
 
 def either(*checks: Check) -> Check:
-    """What passes one of several checks."""
+    """A value that passes one of several checks."""
 
     def check(fact: Any) -> str:
         problem = [each(fact) for each in checks]
@@ -113,19 +113,19 @@ def nothing(fact: Any) -> str:
 
 
 def anything(fact: Any) -> str:
-    """Whatever JSON holds; its depth is bounded when it is read."""
+    """Any JSON value; its depth is bounded when it is read."""
     return ""
 
 
 def list_of(each: Check, most: int, least: int = 0, *, distinct: bool = False) -> Check:
-    """A list of things of one kind."""
+    """A list of values of one kind."""
 
     def check(fact: Any) -> str:
         if not isinstance(fact, list) or not least <= len(fact) <= most:
-            return f"must be a list of {least} to {most} things"
+            return f"must be a list of {least} to {most} items"
         if problem := next((problem for item in fact if (problem := each(item))), ""):
-            return f"has a part that {problem}"
-        return "has a part twice" if distinct and len(set(fact)) < len(fact) else ""
+            return f"has an item that {problem}"
+        return "has an item twice" if distinct and len(set(fact)) < len(fact) else ""
 
     return check
 
@@ -138,25 +138,25 @@ def mapping(name: Check, value: Check, most: int) -> Check:
             return f"must be at most {most} names with values"
         for key, item in fact.items():
             if problem := name(key) or value(item):
-                return f"has a part that {problem}"
+                return f"has an item that {problem}"
         return ""
 
     return check
 
 
 def pair(*checks: Check) -> Check:
-    """A list of a certain length, each part of its own kind."""
+    """A list of fixed length, each item of its own kind."""
 
     def check(fact: Any) -> str:
         if not isinstance(fact, list) or len(fact) != len(checks):
-            return f"must be a list of {len(checks)} things"
+            return f"must be a list of {len(checks)} items"
         return next((problem for each, item in zip(checks, fact, strict=True) if (problem := each(item))), "")
 
     return check
 
 
 def record(**facts: Check) -> Check:
-    """Certain names, each with a value of its own kind, and no others."""
+    """A mapping with certain names and no others, each with a value of its own kind."""
 
     def check(fact: Any) -> str:
         if not isinstance(fact, Mapping) or fact.keys() != facts.keys():
@@ -167,8 +167,8 @@ def record(**facts: Check) -> Check:
 
 
 def _index(fact: Any) -> str:
-    """A client's number as a name in JSON."""
-    return "" if isinstance(fact, str) and re.fullmatch(r"0|[1-9][0-9]{0,8}", fact) else "must be a client's number"
+    """A client's index as a name in JSON."""
+    return "" if isinstance(fact, str) and re.fullmatch(r"0|[1-9][0-9]{0,8}", fact) else "must be a client's index"
 
 
 def _task(fact: Any) -> str:
@@ -195,7 +195,7 @@ _SHARES = mapping(_index, digits(1024), MOST_CLIENTS)
 _PLACE = list_of(either(text(), whole(0, MOST)), 3, 1)
 _SURVIVORS = list_of(_CLIENT, MOST_CLIENTS, 1, distinct=True)
 
-#: What a server asks.
+#: What a server sends.
 QUESTIONS: dict[str, dict[str, Check]] = {
     "enroll": {"strategy": text()},
     "start": {
@@ -237,8 +237,8 @@ QUESTIONS: dict[str, dict[str, Check]] = {
     "forget": {"forget": list_of(_STATE, 100_000)},
 }
 
-#: What a site responds to each of them, beside ``to``, the name of the question.
-ANSWERS: dict[str, dict[str, Check]] = {
+#: What a site responds to each of them, in addition to ``to``, the name of the request.
+RESPONSES: dict[str, dict[str, Check]] = {
     "enroll": {
         "state": hexadecimal(or_empty=True),
         "name": text(),
@@ -279,35 +279,35 @@ ANSWERS: dict[str, dict[str, Check]] = {
     "load": {"state": _STATE},
     "forget": {"state": hexadecimal(or_empty=True)},
 }
-#: What is there under secure aggregation alone.
+#: Fields that exist only under secure aggregation.
 OF_SUMS = ("shares", "place")
-#: Of a site that will not, or cannot; the state that it is in where it has one, and the one that it was asked from.
+#: The response of a site that refuses or fails: why, its state if it has one, and the state that the request named.
 FAILURE: dict[str, Check] = {"why": reason, "state": hexadecimal(or_empty=True), "from": _STATE, "place": _PLACE}
 
 
 def check_facts(facts: Any, table: Mapping[str, Check], optional: Sequence[str] = ()) -> None:
-    """Compare a message's facts with its table.
+    """Compare a message's fields with its table.
 
     Args:
-        facts: What stands in the message.
-        table: What may stand there.
-        optional: What may be missing.
+        facts: The fields of the message.
+        table: The allowed fields.
+        optional: Fields that may be missing.
 
     Raises:
-        WrongMessage: One is missing, not in the table, or not as it says.
+        WrongMessage: A field is missing, not in the table, or does not pass its check.
     """
     if not isinstance(facts, Mapping):
-        raise WrongMessage("it holds no facts by name")
+        raise WrongMessage("it holds no fields by name")
     if missing := [name for name in table if name not in facts and name not in optional]:
         raise WrongMessage(f"it does not say {', '.join(missing)}")
     if other := [shown(name) for name in facts if name not in table]:
-        raise WrongMessage(f"it says what nobody asked for: {', '.join(sorted(other)[:3])}")
+        raise WrongMessage(f"it has fields that nobody asked for: {', '.join(sorted(other)[:3])}")
     for name, fact in facts.items():
         if problem := table[name](fact):
             raise WrongMessage(f"{name} {problem}")
 
 
 def shown(problem: Any, longest: int = LONGEST_NAME) -> str:
-    """A text from elsewhere as it may be shown: on one line, of printable characters, cut off."""
+    """A text from elsewhere, made safe to display: one line of printable characters, truncated."""
     plain = "".join(letter if letter.isprintable() else "?" for letter in str(problem)[: longest + 1])
     return plain if len(plain) <= longest else f"{plain[:longest]}..."

@@ -1,4 +1,4 @@
-"""Files that a site keeps of itself: its owner's alone, on the disk before anything leaves, and known when damaged."""
+"""A site's own files: readable by their owner only, on the disk before anything leaves, with damage detected."""
 
 import hmac
 import logging
@@ -12,27 +12,27 @@ from fl_lightning.run.folder import private_folder, secret_file, whole_file
 
 _log = logging.getLogger(__name__)
 _DIGITS = 64
-#: For another process of the site that has the account.
+#: How long to wait for another process of the site that has locked the account.
 SECONDS_TO_WAIT = 60.0
 
 
 class SealedFiles:
-    """Files of a folder, each with a keyed digest of its name and content behind it.
+    """Files in a folder, each followed by a keyed digest of its name and content.
 
     Args:
-        folder: Where they lie.
-        digest: Of some bytes, 64 hexadecimal digits.
+        folder: Where they are stored.
+        digest: Returns the keyed digest of some bytes, 64 hexadecimal digits.
     """
 
     def __init__(self, folder: Path, digest: Callable[[bytes], str]) -> None:
         self.folder, self._digest = folder, digest
 
     def write(self, name: str, content: bytes) -> None:
-        """Write one; when this returns, it outlives a loss of power."""
+        """Write a file; once this returns, it survives a power failure."""
         write_durably(self.folder / name, content + self._seal(name, content))
 
     def read(self, name: str) -> bytes | None:
-        """The content of one; None where there is none, and where it is damaged: it is then moved aside."""
+        """The content of a file; None if it does not exist or is damaged, in which case it is renamed."""
         path = self.folder / name
         try:
             sealed = path.read_bytes()
@@ -42,12 +42,12 @@ class SealedFiles:
         if hmac.compare_digest(sealed[-_DIGITS:], self._seal(name, content)):
             return content
         aside = path.with_name(f"{name}.damaged")
-        _log.error("%s is damaged, and is now %s: the site waits for a server to begin", path, aside.name)
+        _log.error("%s is damaged and was renamed to %s: the site waits for a server to start again", path, aside.name)
         path.replace(aside)
         return None
 
     def drop(self, name: str) -> None:
-        """Delete one, if it is there."""
+        """Delete a file, if it exists."""
         (self.folder / name).unlink(missing_ok=True)
 
     def _seal(self, name: str, content: bytes) -> bytes:
@@ -55,7 +55,7 @@ class SealedFiles:
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Write a file that its owner alone may read; when this returns, it outlives a loss of power.
+    """Write a file that only its owner may read; once this returns, it survives a power failure.
 
     Args:
         path: The file; its folder is created.
@@ -76,10 +76,10 @@ def write_durably(path: Path, content: bytes) -> None:
 
 
 def account_key(folder: Path) -> bytes:
-    """The secret by which an account's files are sealed; made once, also where processes begin together.
+    """The secret with which an account's files are sealed; created once, even if several processes start together.
 
     Args:
-        folder: The account's; made if it is not there, for its owner alone.
+        folder: The account's folder; created if it does not exist, accessible to its owner only.
 
     Raises:
         ValueError: The secret is damaged.

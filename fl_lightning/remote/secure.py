@@ -1,4 +1,4 @@
-"""Secure aggregation: which strategies are content with sums, and what becomes of a sum.
+"""Secure aggregation: which strategies need only sums, and how the server uses a sum.
 
 The protocol is in ``sum_member.py`` (a site's part), ``sum_server.py`` (the server's) and ``masking.py`` (arithmetic).
 What is promised against whom is in docs/explanation/what-leaves-a-client.md.
@@ -15,24 +15,25 @@ from fl_lightning.round.payload import Payload, flatten, unflatten
 from fl_lightning.round.stage import Stage
 from fl_lightning.strategies.base import Strategy, SumWeighting
 
-#: With two clients each would know the other's response.
+#: With two clients, each would learn the other's response.
 FEWEST_CLIENTS = 3
-#: Of the clients that begin a sum, the share more than which must come to its end.
+#: More than this share of the clients that start a sum must complete it.
 DEFAULT_SHARE = 2 / 3
-#: Below half a server could have two disjoint groups of clients open both masks of one client.
+#: Below a half, a server could have two disjoint groups of clients open both masks of one client.
 LEAST_SHARE = 1 / 2
-#: Rounds whose stages are looked at before a run, for a strategy may ask for something now and then.
+#: Rounds whose stages are checked before a run, since a strategy may ask for something only occasionally.
 _ROUNDS_LOOKED_AT = 20
 #: Name of what leaves a client: the masked numbers, the last of which is its weight.
 MASKED = "masked"
-#: What a site says of another, whose shares are none.
+#: What a site reports about another one whose shares are not valid.
 CANNOT_OPEN = "the shares of client {} cannot be opened"
-#: Said before a run begins.
+#: Shown before a run starts.
 WARNING = (
     "secure aggregation: the server learns the weighted sum of each round's responses. Two runs whose "
     "clients differ, or "
-    "two rounds, still tell by the difference of their sums about the clients by which they differ: set a policy with "
-    "GaussianNoise(distributed=true) at the sites where that matters"
+    "two rounds, still reveal something about the clients by which they differ, by the difference of their sums: set "
+    "a policy with "
+    "GaussianNoise(distributed=true) at the sites if that matters"
 )
 
 
@@ -42,7 +43,7 @@ def threshold_of(count: int, share: float) -> int:
 
 
 def check_share(share: float) -> None:
-    """Refuse a threshold that a lying server gets around.
+    """Refuse a threshold that a dishonest server can circumvent.
 
     Raises:
         ValueError: It is below a half, or above 1.
@@ -50,12 +51,12 @@ def check_share(share: float) -> None:
     if not LEAST_SHARE <= share <= 1:
         raise ValueError(
             f"secure_share must be in [{LEAST_SHARE:g}, 1], got {share}: more than this share of a sum's clients must "
-            "come to its end"
+            "complete it"
         )
 
 
 def weighting_of(strategy: Strategy) -> SumWeighting:
-    """How a strategy that needs nothing but the weighted sum weights the clients.
+    """How a strategy that needs only the weighted sum weights the clients.
 
     Raises:
         ValueError: Its server needs each client's own response.
@@ -68,12 +69,12 @@ def weighting_of(strategy: Strategy) -> SumWeighting:
         settings = [] if uses_rows else strategy.settings_against_sums()
         if settings:
             raise ValueError(
-                "secure aggregation gives the server the weighted sum of all responses alone, but "
+                "secure aggregation gives the server only the weighted sum of all responses, but "
                 f"{', '.join(f'strategy.{name}' for name in settings)} of {type(strategy).__name__} needs the response "
                 "of each client: leave it out, or run without secure aggregation"
             )
         raise ValueError(
-            f"secure aggregation gives the server the weighted sum of all responses alone, but "
+            f"secure aggregation gives the server only the weighted sum of all responses, but "
             f"{type(strategy).__name__} "
             "needs the response of each client: choose a strategy that averages (FedAvg, FedProx, FedPer, FedOpt, "
             "Ditto, ... without a robust aggregation), or run it without secure aggregation"
@@ -82,7 +83,7 @@ def weighting_of(strategy: Strategy) -> SumWeighting:
 
 
 def check_stage(stage: Stage) -> None:
-    """Refuse a stage whose responses are more than parameters of one net.
+    """Refuse a stage whose responses are more than the parameters of one net.
 
     Raises:
         ValueError: They are.
@@ -93,14 +94,14 @@ def check_stage(stage: Stage) -> None:
             if stage.client_outputs
             else "models of several architectures"
         )
-        raise ValueError(f"secure aggregation is for parameters alone, but stage {stage.name!r} asks for {what}")
+        raise ValueError(f"secure aggregation is for parameters only, but stage {stage.name!r} asks for {what}")
 
 
 def check_stages(strategy: Strategy) -> None:
-    """Refuse a strategy, set up, some of whose stages ask for more than parameters; before anything is trained.
+    """Refuse a strategy, after its ``setup``, if a stage asks for more than parameters; before anything is trained.
 
     Raises:
-        ValueError: It is one.
+        ValueError: A stage does.
     """
     for stage in (
         *strategy.initial_stages(),
@@ -118,19 +119,19 @@ def summand(response: Payload, weighting: SumWeighting) -> tuple[Tensor, float]:
 
 
 def wrong_weight(total_D: Tensor, num_clients: int) -> str:
-    """What is wrong with the weight of a sum, its last number: it is the clients' examples, or the clients."""
+    """What is wrong with the weight of a sum, its last number, which counts the clients or their examples."""
     weight = float(total_D[-1])
     whole = weight == round(weight) and 0 <= weight <= num_clients * MOST
-    return "" if whole else f"its weight is {weight:g}, which is no number of examples"
+    return "" if whole else f"its weight is {weight:g}, which is not a number of examples"
 
 
 def mean_of(total_D: Tensor, clients: tuple[int, ...], stage: Stage, like: Mapping[str, Tensor]) -> Payload:
-    """The weighted mean of all responses, as if each client had sent it, and as if all had one training example.
+    """The weighted mean of all responses, as if each client had sent it and had one training example.
 
     Args:
-        total_D: The sum of all clients' numbers times their weights, and of the weights, float64.
-        clients: Whose they are.
-        stage: What they were asked for.
+        total_D: The sum of all clients' numbers times their weights, and the sum of the weights, float64.
+        clients: The clients in the sum.
+        stage: The stage.
         like: A parameter of one client by name, for its shape and type.
 
     Raises:

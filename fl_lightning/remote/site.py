@@ -1,16 +1,16 @@
-"""A site keeps the data of one client: it handles the server's messages and decides for itself what it tells.
+"""A site holds the data of one client: it handles the server's messages and decides for itself what it releases.
 
 | message | what the site does | what leaves it |
 |---|---|---|
 | ``enroll`` | | name, task, numbers of features and outputs, density, what edges carry, a digest of class names |
 | ``start`` | builds net, strategy and executor from its own settings, and compares them with the server's | a digest |
 | ``run`` | a stage, from the named state | the stage's payload, after the site's filters; a digest |
-| ``evaluate`` | scores models that its strategy evaluates | of each metric and split what the policy tells |
+| ``evaluate`` | evaluates the models that its strategy evaluates | the metrics, as far as its policy releases them |
 | ``sum_...`` | its part in a secure sum (``sum_member.py``) | keys, sealed shares, shares |
 | ``predict`` | writes ``predictions.csv`` into its folder | |
-| ``load``, ``forget`` | goes back to a state, deletes states | |
+| ``load``, ``forget`` | restores a state, deletes states | |
 
-Of a failure the kind of error leaves, not its text, which may hold data: that is in the site's log.
+If something fails, only the kind of error leaves; its text, which may contain data, is in the site's log.
 """
 
 import dataclasses
@@ -37,11 +37,11 @@ from fl_lightning.remote.membership import Membership
 from fl_lightning.remote.message import Message, packed
 from fl_lightning.remote.policy import Refused, SitePolicy
 from fl_lightning.remote.questions import check_question, check_start
+from fl_lightning.remote.release import check_hidden, pay_for, released_scores, released_update
 from fl_lightning.remote.sealed import SealedFiles
 from fl_lightning.remote.secure import check_stage
 from fl_lightning.remote.states import StateStore
 from fl_lightning.remote.sum_member import SumMember
-from fl_lightning.remote.telling import answer_told, check_hidden, pay_for, scores_told
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.stage import StageAddress
 from fl_lightning.run.folder import private_folder
@@ -50,7 +50,7 @@ from fl_lightning.strategies import Strategy
 from fl_lightning.tasks import Drawing
 
 _log = logging.getLogger(__name__)
-#: Messages that are of a sum under secure aggregation, and there alone.
+#: Messages that belong to a sum under secure aggregation, and only there.
 _SUMMED = ("sum_keys", "sum_shares", "sum_confirm", "sum_reveal", "run", "evaluate")
 
 
@@ -61,15 +61,15 @@ class Site:
         client_data: What the client holds.
         model: The client module, with the settings of the run and the task of the site's data.
         strategy: The strategy, with the settings of the run.
-        folder: Where the site keeps its states of the run; a site that is started again goes on from there.
-        account: Where it keeps, for all runs, what it has told: the account of its noise and the book of its sums.
+        folder: Where the site keeps its states of the run; a site that is restarted continues from there.
+        account: Where it records, for all runs, what it has revealed: its privacy account and the ledger of its sums.
             None for ``folder``.
-        identity: Its certificate, by which secure sums are signed; None where there are none.
+        identity: Its certificate, with which secure sums are signed; None without certificates.
         policy: What it refuses; the defaults of :class:`SitePolicy` if none is given.
-        drawing: How training examples are drawn, as of the data module; None for all at once.
-        own: What the user calls nodes or examples, and classes; None for numbers from 0.
+        drawing: How training examples are drawn, as in the data module; None for all at once.
+        names: The user's names of nodes or examples, and of classes; None for numbers from 0.
         accelerator: Where the client trains, as in Lightning.
-        num_rounds: Rounds of the job, where it is known; for later ones the site does nothing.
+        num_rounds: Rounds of the job, if known; the site refuses later ones.
     """
 
     def __init__(
@@ -116,20 +116,20 @@ class Site:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Be the client that the folder tells of, if it tells of one."""
+        """Restore the client that is stored in the folder, if there is one."""
         self.is_started = False
         if (start := self._kept("start")) is not None:
             try:
                 self._set_up(start)
                 self.last, self.scored = self._kept("response"), self._kept("scores")
-                self.current = ""  # where the client was is in the server's next message
-            except Refused as error:  # it was of a run with other settings
-                _log.info("the last federation is not gone on with: %s", error)
+                self.current = ""  # the server's next message names the client's state
+            except Refused as error:  # it belonged to a run with other settings
+                _log.info("the last federation is not resumed: %s", error)
 
     # ---------------------------------------------------------------- messages
 
     def respond(self, wire: bytes) -> bytes:
-        """The response to a message, both as bytes; what goes wrong here is a response too."""
+        """The response to a message, both as bytes; an error here is a response, too."""
         try:
             self.guard.admit_message(wire)
             message = Message.read(wire)
@@ -150,7 +150,7 @@ class Site:
         }
         try:
             if message.kind in handlers and message.kind not in ("enroll", "start") and not self.is_started:
-                raise Refused("this site was not told of a federation")
+                raise Refused("this site is not in a federation")
             check_question(message)
             if self.is_started and self.member.secure != message.is_of_sums and message.kind in _SUMMED:
                 raise Refused(f"this run is {'under' if self.member.secure else 'without'} secure aggregation")
@@ -170,7 +170,7 @@ class Site:
         )
 
     def _enroll(self, message: Message) -> Message:
-        """Who the client is."""
+        """Describe the client."""
         self.policy.check_strategy(message.about["strategy"])
         client_data = self.client_data
         x, named, task = client_data.inputs, self.names.class_names, self.model.task
@@ -183,23 +183,23 @@ class Site:
             class_names="" if named is None else hashlib.sha256(json.dumps(named).encode()).hexdigest(),
             has_validation=bool(client_data.val_mask_N.any()),
             edges=dict(client_data.edge_facts),
-            density=round(int(torch.count_nonzero(x)) / max(1, x.numel()), 3),  # more digits would tell how many rows
+            density=round(int(torch.count_nonzero(x)) / max(1, x.numel()), 3),  # more would reveal how many rows
             data=self.states.digest(content_of(client_data)),
         )
 
     def _start(self, message: Message) -> Message:
-        """Become a client of a federation."""
+        """Join a federation."""
         check_start(message, self.client_data, self.model.task)
         try:
             self._set_up(message)
         except BaseException:
-            self._go_on()  # nothing of it is kept
+            self._go_on()  # discard the new one
             raise
         self._keep("start", message)
         for name in ("response", "scores"):
             self.files.drop(name)
         self.last = self.scored = None
-        tells = self.policy.tells_metrics(summed=self.member.secure)
+        tells = self.policy.releases_metrics(summed=self.member.secure)
         return self._said(
             message, parameters=digest_of(self.member.architectures), metrics=tells, scored=self.member.metric_names
         )
@@ -208,7 +208,7 @@ class Site:
         about = start.about
         self.policy.check_strategy(about["strategy"])
         if self.policy.secure_only and not about["secure"]:
-            raise Refused("this site responds under secure aggregation alone")
+            raise Refused("this site responds only under secure aggregation")
         self.member = member = Membership(
             start,
             self.client_data,
@@ -230,7 +230,7 @@ class Site:
     # ---------------------------------------------------------------- sums
 
     def _sum_keys(self, message: Message) -> Message:
-        """Begin a sum. A state that was summed is gone on from, where the server did not get to know the next one."""
+        """Start a sum; continue from a summed state if the server did not learn the next one."""
         about = message.about
         state = about["state"]
         last = self.last
@@ -247,17 +247,17 @@ class Site:
         return self._said(message, **self.sum.open(message.name, about["purpose"], about["place"], self._entry(state)))
 
     def _sum_step(self, message: Message) -> Message:
-        """Another step of the sum. Its response is the same after a restart: it tells of no state."""
+        """Another step of the sum. Its response is the same after a restart, since it does not depend on the state."""
         return Message(kind="response", about={"to": message.name, **self.sum.step(message.kind, message.about)})
 
     def _enter(self, message: Message, address: Sequence[Any], work: str | None) -> int:
-        """Take part in the sum with what a message asks for; how many clients are summed at the least."""
+        """Take part in the sum that a message asks for; returns how many clients are summed."""
         if self._entry(message.about["state"]) != self.sum.state.get("state"):
-            raise Refused("no sum was begun from this state")
+            raise Refused("no sum was started from this state")
         return self.sum.enter(address, {int(c): text for c, text in message.about["shares"].items()}, work)
 
     def _entry(self, digest: str) -> str:
-        """A state's name in the site's book, which is the same in all runs."""
+        """A state's name in the site's ledger, which is the same in all runs."""
         return self.ledger.name(self._state(digest).wire)
 
     def _state(self, digest: str) -> Message:
@@ -271,7 +271,7 @@ class Site:
     # ---------------------------------------------------------------- work
 
     def _run(self, message: Message) -> Message:
-        """A stage; a message that is repeated gets the same response again, and nothing is trained twice."""
+        """Run a stage; a repeated message gets the same response, and nothing is trained twice."""
         member = self.member
         if self.last is not None and self.last.about["to"] == message.name:
             self._become(self.last.about["state"])
@@ -300,8 +300,8 @@ class Site:
             summed_with = self._enter(message, stage_address, work_name)
         pay_for(stage, about["work_fraction"], member, self.model.privacy, self.accountant, self.policy)
         lost = self.last is not None and self.last.about["from"] == about["state"] != self.last.about["state"]
-        if self.last is not None and lost and not member.secure:  # a sum may have it; see _sum_keys
-            self.states.drop(self.last.about["state"])  # the server never got to know it
+        if self.last is not None and lost and not member.secure:  # a sum may contain it, see _sum_keys
+            self.states.drop(self.last.about["state"])  # the server never learned it
             self.current = self.current if self.current == about["state"] else ""
         self._become(about["state"])
         request = StageRequest(
@@ -316,7 +316,7 @@ class Site:
         else:
             try:
                 upload = self.guard.leaving(result.upload, stage)
-                leaving = answer_told(upload, stage, payload, member, self.policy, self.sum, summed_with)
+                leaving = released_update(upload, stage, payload, member, self.policy, self.sum, summed_with)
                 response = self._said(message, packed(leaving, member.index))
             except Refused as error:
                 response = self._failure(message, str(error))
@@ -328,14 +328,14 @@ class Site:
         return self.last
 
     def _evaluate(self, message: Message) -> Message:
-        """What the policy tells of each metric; zeros for a split of too few examples."""
+        """Evaluate models: the metrics that the policy releases, with zeros for a split with too few examples."""
         member = self.member
         if self.scored is not None and self.scored.about["to"] == message.name:
             return self.scored
         about, round_idx = message.about, message.about["round_idx"]
         member.check_tensors(message, models=len(about["evaluations"]))
         if len({kind for kind, _ in about["evaluations"]}) < len(about["evaluations"]):
-            raise Refused("an evaluation is asked for twice")
+            raise Refused("an evaluation is requested twice")
         allowed = []
         for index, (kind, what) in enumerate(about["evaluations"]):
             models = message.payload((member.index,), f"{index}/")
@@ -351,13 +351,13 @@ class Site:
         self._become(about["state"])
         self._forget(message)
         result, failures = member.scores(allowed, round_idx, self.policy.min_examples)
-        tensors = scores_told(result, len(allowed), member, self.policy, self.sum)
+        tensors = released_scores(result, len(allowed), member, self.policy, self.sum)
         self.scored = self._said(message, tensors, failures=failures)
         self._keep("scores", self.scored)
         return self.scored
 
     def _predict(self, message: Message) -> Message:
-        """Write what the client's model predicts, here."""
+        """Write the predictions of the client's model into the site's folder."""
         member = self.member
         member.check_tensors(message, models=1)
         self._become(message.about["state"])
@@ -373,19 +373,19 @@ class Site:
     # ---------------------------------------------------------------- states
 
     def _become(self, digest: str) -> None:
-        """Go to a state, if it is another than the present one."""
+        """Restore a state, unless it is the current one."""
         if digest != self.current:
             self.member.become(self._state(digest))
             self.current = digest
 
     def _load(self, message: Message) -> Message:
-        """Go back to the state of a checkpoint."""
+        """Restore the state of a checkpoint."""
         self._become(message.about["state"])
         self.last = None
         return self._said(message)
 
     def _forget(self, message: Message) -> Message:
-        """Delete states that the server needs no more."""
+        """Delete states that the server no longer needs."""
         for digest in message.about["forget"]:
             if digest != self.current:
                 self.states.drop(digest)

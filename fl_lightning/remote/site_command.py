@@ -1,4 +1,4 @@
-"""What a job would have leave a site, told before it runs: ``fl-train site explain --job FILE --site FILE``."""
+"""Explains what would leave a site in a job, before it runs: ``fl-train site explain --job FILE --site FILE``."""
 
 import argparse
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 from fl_lightning.arguments import fail, settings_in
 from fl_lightning.remote.verbs import Parser, run_verb
 
-_DESCRIPTION = """Tell what a job would have leave this site, and what the site refuses and why.
+_DESCRIPTION = """Explain what would leave this site in a job, and what the site refuses and why.
 
   fl-train site explain --job job.json --site kits/wards/prod_00/berlin/local/fl_site.yaml
 
@@ -23,9 +23,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("action", choices=["explain"])
     parser.add_argument("--job", required=True, help="job.json, or a configuration (YAML)")
     parser.add_argument("--site", required=True, help="the site's own file, fl_site.yaml")
-    parser.add_argument(
-        "--num_sites", type=int, default=3, help="of the federation, where a configuration is given (3)"
-    )
+    parser.add_argument("--num_sites", type=int, default=3, help="number of sites, if a configuration is given (3)")
     return run_verb(_explain, parser, arguments)
 
 

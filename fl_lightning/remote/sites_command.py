@@ -1,4 +1,4 @@
-"""A federation of sites, tried out on one machine: ``fl-train sites --config FILE``."""
+"""A trial federation of sites on one machine: ``fl-train sites --config FILE``."""
 
 import argparse
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from fl_lightning.arguments import fail
 from fl_lightning.remote.verbs import Parser, add_run_options, follow_to_the_end, run_verb, submission_of
 from fl_lightning.yaml_input import parse_yaml
 
-_DESCRIPTION = """Try a federation out on this machine: provision, start a server and sites on 127.0.0.1, train, stop.
+_DESCRIPTION = """Try a federation on this machine: provision, start a server and sites on 127.0.0.1, train, stop.
 
   fl-train sites --config configs/quickstart.yaml --num_sites 10
 
@@ -19,8 +19,8 @@ Site k holds client k of the configuration's data. Other options are those of fl
 def main(arguments: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
     parser = Parser("sites", _DESCRIPTION)
-    parser.add_argument("--num_sites", type=int, default=3, help="sites (3)")
-    parser.add_argument("--folder", default="runs/sites", help="where kits and logs are put (runs/sites)")
+    parser.add_argument("--num_sites", type=int, default=3, help="number of sites (3)")
+    parser.add_argument("--folder", default="runs/sites", help="where to put kits and logs (runs/sites)")
     add_run_options(parser)
     return run_verb(_sites, parser, arguments)
 

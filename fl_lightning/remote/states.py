@@ -1,4 +1,4 @@
-"""What a site keeps of itself on its disk: every state that its client had, by its content."""
+"""The states of a site's client on its disk, stored by their content."""
 
 import hashlib
 import os
@@ -14,7 +14,7 @@ class StateStore:
     The digest is keyed by a secret of the folder's, so that a server that guesses a state cannot check its guess.
 
     Args:
-        folder: Where they lie; made if it is not there, for its owner alone.
+        folder: Where they are stored; created if it does not exist, accessible to its owner only.
 
     Raises:
         ValueError: The folder's secret is damaged.
@@ -26,11 +26,11 @@ class StateStore:
         self.key = secret_file(folder / "digest_key", lambda: os.urandom(32), num_bytes=32)
 
     def digest(self, content: bytes) -> str:
-        """64 hexadecimal digits."""
+        """The keyed digest of some bytes, 64 hexadecimal digits."""
         return hashlib.blake2b(content, key=self.key, digest_size=32).hexdigest()
 
     def put(self, state: Message) -> str:
-        """Keep a state, and return its digest."""
+        """Store a state, and return its digest."""
         digest = self.digest(state.wire)
         path = self._path(digest)
         if self.get(digest) is None:  # not here, or damaged
@@ -39,7 +39,7 @@ class StateStore:
         return digest
 
     def get(self, digest: str) -> Message | None:
-        """A state; None where it is not here, or not what was written."""
+        """A state; None if it is missing or damaged."""
         try:
             content = self._path(digest).read_bytes()
         except OSError:
@@ -47,11 +47,11 @@ class StateStore:
         return Message.read(content) if self.digest(content) == digest else None
 
     def drop(self, digest: str) -> None:
-        """Forget a state, if it is here."""
+        """Delete a state, if it exists."""
         self._path(digest).unlink(missing_ok=True)
 
     def __len__(self) -> int:
-        """States that are here."""
+        """The number of stored states."""
         return len(list(self.folder.glob("*.state")))
 
     def _path(self, digest: str) -> Path:

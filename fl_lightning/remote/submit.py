@@ -1,4 +1,4 @@
-"""Hands a run to the server of a federation, follows it, and fetches what it came to."""
+"""Submits a run to the server of a federation, follows it, and fetches its result."""
 
 import dataclasses
 import json
@@ -23,8 +23,8 @@ from fl_lightning.yaml_input import parse_yaml
 
 #: How often a site asks for the next message (FLARE's own: 2), and how often the job's state is looked at.
 FETCH_SECONDS, FOLLOW_SECONDS = 0.1, 0.5
-#: How long a server may be out of reach while a run is followed, and how long it may take to respond who submits.
-PATIENCE_SECONDS, ANSWER_SECONDS = 120, 30.0
+#: How long a server may be unreachable while a run is followed, and how long it may take to respond to the submitter.
+PATIENCE_SECONDS, RESPONSE_SECONDS = 120, 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +33,9 @@ class Submission:
 
     Attributes:
         job: What is sent.
-        config: The configuration that the job was made of, YAML, which stays here: it has the data of a simulation and
-            the folders of this machine.
-        own: Classes of the job that are not of this package; server and sites must list them.
+        config: The configuration from which the job was made, YAML. It stays here, since it has the data of a
+            simulation and the folders of this machine.
+        classes: Classes of the job that are not from this package; server and sites must list them.
     """
 
     job: Job
@@ -47,8 +47,8 @@ class Submission:
         """The submission of a configuration.
 
         Args:
-            config: Of ``fl-train fit``, YAML, whose classes are those of this machine.
-            facts: As of :func:`fl_lightning.remote.job_schema.job_of`.
+            config: A configuration of ``fl-train fit``, YAML; its classes are looked up on this machine.
+            facts: Passed to :func:`fl_lightning.remote.job_schema.job_of`.
 
         Raises:
             ValueError: It cannot be a job.
@@ -58,7 +58,7 @@ class Submission:
         return cls(job=job, config=config, classes=tuple(dict.fromkeys(classes)))
 
     def write_job(self, folder: Path) -> Path:
-        """The job that FLARE is given."""
+        """Write the job folder for FLARE."""
         name, sites = self.job.name, list(self.job.sites)
         check_run_name(name)
         job = folder / name
@@ -94,12 +94,12 @@ class Submission:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a job came to.
+    """The outcome of a job.
 
     Attributes:
         status: ``finished``, ``refused`` (with a message for the user), ``failed``.
         message: Why it did not finish.
-        folder: The run's folder, fetched; None where there is none.
+        folder: The fetched folder of the run; None if there is none.
         facts: Bytes, seconds, times.
     """
 
@@ -115,17 +115,17 @@ def _path(cls: type) -> str:
 
 @contextmanager
 def session_of(kit: Path, *, seconds: float = 30.0) -> Iterator[Any]:
-    """An admin session, which is always closed: an open one keeps the interpreter from ending.
+    """An admin session, which is always closed: an open one keeps the interpreter from exiting.
 
     Raises:
-        ValueError: The kit is none of who submits, or the server refuses it or does not respond.
+        ValueError: It is not a submitter's kit, or the server refuses it or does not respond.
     """
     file = kit / "startup" / "fed_admin.json"
     if not file.is_file():
-        raise ValueError(f"--kit {kit} is no kit of who submits runs: it has no startup/fed_admin.json")
+        raise ValueError(f"--kit {kit} is not a submitter's kit: it has no startup/fed_admin.json")
     name = json.loads(file.read_text())["admin"]["username"]
     try:
-        session = new_secure_session(name, str(kit.absolute()), timeout=seconds, command_timeout=ANSWER_SECONDS)
+        session = new_secure_session(name, str(kit.absolute()), timeout=seconds, command_timeout=RESPONSE_SECONDS)
     except Exception as error:  # FLARE's own kinds, and those of its connections
         raise ValueError(f"the server of --kit {kit} cannot be reached, or refuses it: {error}") from error
     try:
@@ -136,7 +136,7 @@ def session_of(kit: Path, *, seconds: float = 30.0) -> Iterator[Any]:
 
 
 def run_job(session: Any, submission: Submission, destination: Path, watch: Callable[[], None]) -> Outcome:
-    """Submit a job, follow it to its end, fetch its result.
+    """Submit a job, follow it to its end, and fetch its result.
 
     Args:
         session: Of :func:`session_of`.
@@ -189,7 +189,7 @@ def follow(
         destination: As of :func:`run_job`.
         attempts: Jobs to submit at most.
         watch: As of :func:`run_job`.
-        warn: Told of every job that failed.
+        warn: MetricsRelease of every job that failed.
     """
     outcome = run_job(session, submission, destination, watch)
     for _ in range(attempts - 1):

@@ -7,11 +7,11 @@ from pathlib import Path
 from fl_lightning.arguments import fail
 from fl_lightning.remote.verbs import Parser, add_run_options, follow_to_the_end, run_verb, submission_of
 
-_DESCRIPTION = """Have the sites of a federation train, follow them, and fetch the run's folder.
+_DESCRIPTION = """Train on the sites of a federation, follow the run, and fetch its folder.
 
   fl-train submit --kit kits/wards/prod_00/lead@example.org --config configs/fedavg_cora.yaml --trainer.num_rounds 50
 
-Other options are those of fl-train fit. A job that fails because a site's process died is submitted again, and goes on
+Other options are those of fl-train fit. A job that fails because a site's process died is submitted again and resumes
 from its last checkpoint.
 """
 
@@ -19,9 +19,9 @@ from its last checkpoint.
 def main(arguments: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
     parser = Parser("submit", _DESCRIPTION)
-    parser.add_argument("--kit", required=True, help="folder of the kit of who submits")
-    parser.add_argument("--sites", nargs="+", help="these alone, in the order of their clients; all, by name")
-    parser.add_argument("--write_job", metavar="FILE", help="write the job that would be sent, job.json, and end")
+    parser.add_argument("--kit", required=True, help="folder of the submitter's kit")
+    parser.add_argument("--sites", nargs="+", help="only these, in the order of their clients (default: all, by name)")
+    parser.add_argument("--write_job", metavar="FILE", help="write the job that would be sent (job.json) and exit")
     add_run_options(parser)
     return run_verb(_submit, parser, arguments)
 

@@ -4,13 +4,13 @@
 |---|---|---|
 | ``sum_keys`` | draws two key pairs for this sum alone | the public ones, signed |
 | ``sum_shares`` | checks all keys; shares its seed and its masking key | a sealed pair of shares for each |
-| ``run``, ``evaluate`` | the work; adds the self-mask and the pairwise masks | masked numbers |
-| ``sum_confirm`` | where sites have certificates: notes who survived | a signature of it |
+| ``run``, ``evaluate`` | does the work; adds the self-mask and the pairwise masks | masked numbers |
+| ``sum_confirm`` | if sites have certificates: records who survived | a signature of it |
 | ``sum_reveal`` | checks who survived | shares: of survivors' seeds, of drop-outs' masking keys |
 
-The label that all masks are drawn with is a digest of the run, the place in it and the public keys of all members: no
-two sums have one. A site gives of every client one kind of share, once, and what it has given is on its disk before it
-leaves (:class:`~fl_lightning.remote.ledger.SumLedger`).
+All masks are drawn with a label, a digest of the run, the address in it and the public keys of all members, which
+differs for every sum. For every client a site sends one kind of share, once, and what it has sent is on its disk
+before it leaves (:class:`~fl_lightning.remote.ledger.SumLedger`).
 """
 
 import hashlib
@@ -29,20 +29,20 @@ from fl_lightning.remote.policy import Refused
 from fl_lightning.remote.sealed import SealedFiles
 from fl_lightning.remote.secure import CANNOT_OPEN, FEWEST_CLIENTS, threshold_of
 
-#: What is kept of the sum.
+#: File with the state of the sum.
 _FILE = "sum.json"
-#: Of what two sums from one state would tell.
-_DIFFERENCE = "what two sums differ by would be told of one client"
+#: What two sums from the same state would reveal.
+_DIFFERENCE = "the difference of two sums would reveal something about one client"
 
 
 class SumMember:
-    """What a site knows of the sum that it is taking part in. A site that is started again goes on with it.
+    """What a site knows about the sum in which it takes part. A site that is restarted continues with it.
 
     Args:
-        files: The site's for the run.
-        ledger: The site's for all runs.
-        identity: The site's certificate; None where there are none.
-        fewest: Fewest clients that the site is summed with.
+        files: The site's files for the run.
+        ledger: The site's ledger for all runs.
+        identity: The site's certificate; None without certificates.
+        fewest: Minimum number of clients in a sum.
     """
 
     def __init__(
@@ -52,15 +52,15 @@ class SumMember:
         self.ledger = ledger
         self.identity = identity
         self.fewest = max(fewest, FEWEST_CLIENTS)
-        self.state: dict[str, Any] = json.loads(files.read(_FILE) or b"{}")  # where it is damaged a new sum can begin
+        self.state: dict[str, Any] = json.loads(files.read(_FILE) or b"{}")  # if it is damaged, a new sum can start
 
     def join(self, run: str, client: int, names: Sequence[str], share: float) -> None:
-        """Told of the run.
+        """Set the run.
 
         Args:
             run: Its digest.
             client: Index of the site's client.
-            names: Of all clients, by index.
+            names: Names of all clients, by index.
             share: Share of the members that a sum needs.
         """
         self.run, self.client, self.names, self.share = run, client, list(names), share
@@ -68,12 +68,12 @@ class SumMember:
     # ---------------------------------------------------------------- the steps
 
     def open(self, question: str, purpose: str, address: Sequence[Any], state: str) -> dict[str, Any]:
-        """Begin a sum, which ends the one before.
+        """Start a sum, which ends the previous one.
 
         Args:
-            question: Name of the message, which may come twice.
+            question: Name of the message, which may arrive twice.
             purpose: ``run`` or ``evaluate``.
-            address: Of the sum in the run.
+            address: Identifies the sum within the run.
             state: The client's state, by its name in the ledger.
         """
         if self.state.get("question") != question:
@@ -96,7 +96,7 @@ class SumMember:
         return {**self.state["public"], "bound": self.state["bound"], "name": name}
 
     def step(self, kind: str, about: Mapping[str, Any]) -> dict[str, Any]:
-        """What a message of the sum that asks for no work is responded."""
+        """The response to a message of the sum that does not ask for work."""
         if kind == "sum_shares":
             return self.share_secrets({int(client): keys_of_client for client, keys_of_client in about["keys"].items()})
         if kind == "sum_confirm":
@@ -107,25 +107,25 @@ class SumMember:
         """Check all members' keys, and share this site's secrets among them.
 
         Args:
-            keys: By client.
+            keys: Public keys by client.
 
         Raises:
-            Refused: They are too few, not distinct, not this site's own, or not signed.
+            Refused: There are too few, they are not distinct, this site's own are wrong, or they are not signed.
         """
         plain = {str(client): dict(keys_of_client) for client, keys_of_client in sorted(keys.items())}
         if "keys" in self.state:
             if self.state["keys"] != plain:
-                raise Refused("this sum has members already, and these are others")
+                raise Refused("this sum already has members, and these are different ones")
             return {"shares": self.state["sent"], "seed_digest": self._seed_digest()}
         if not self.state:
-            raise Refused("no sum was begun here")
+            raise Refused("no sum was started here")
         count, keys_of_client = len(keys), keys.get(self.client, {})
         if count < self.fewest:
-            raise Refused(f"this site is summed with {self.fewest} clients at the least, this sum has {count}")
+            raise Refused(f"this site needs at least {self.fewest} clients in a sum, this one has {count}")
         if dict(keys_of_client) != self.state["public"]:
-            raise Refused("the server has other public keys of this site than its own")
+            raise Refused("the server has public keys for this site that are not its own")
         if len({key[name] for key in keys.values() for name in ("sealing", "masking")}) < 2 * count:
-            raise Refused("a public key is there twice: the members of a sum must be distinct")
+            raise Refused("a public key occurs twice: the members of a sum must be distinct")
         names = self._names(keys)
         threshold = threshold_of(count, self.share)
         label = hashlib.sha256(json.dumps([self.run, self.state["place"], plain, names]).encode()).hexdigest()
@@ -157,30 +157,31 @@ class SumMember:
         return {"shares": sent, "seed_digest": self._seed_digest()}
 
     def enter(self, address: Sequence[Any], sealed: Mapping[int, str], work: str | None) -> int:
-        """Check who is summed, and write it down; before the work.
+        """Check and record who is summed, before the work is done.
 
         Args:
-            address: Of the sum in the run.
-            sealed: What the other members have sealed for this site, by client: these and itself are summed.
-            work: A digest of what is asked; None where several may be asked of one state.
+            address: Identifies the sum within the run.
+            sealed: What the other members have sealed for this site, by client: these and this site are summed.
+            work: A digest of the request; None if there may be several requests for one state.
 
         Returns:
-            How many clients are summed at the most.
+            The maximum number of clients in the sum.
 
         Raises:
-            Refused: They are too few, a share does not open, or the state was summed with others or for other work.
+            Refused: There are too few clients, a share cannot be opened, or the state was already summed with others or
+                for other work.
         """
         if "label" not in self.state or self.state["place"] != list(address):
-            raise Refused("no sum was begun for this")
+            raise Refused("no sum was started for this")
         keys = self.state["keys"]
         members = sorted({*sealed, self.client})
         if self.client in sealed or any(str(client) not in keys for client in members):
-            raise Refused("this sum has other members than were told before")
+            raise Refused("this sum has other members than before")
         if "members" in self.state and self.state["members"] != members:
-            raise Refused(f"this sum was entered with other clients: {_DIFFERENCE}")
+            raise Refused(f"this sum was joined with other clients: {_DIFFERENCE}")
         least = max(threshold_of(len(keys), self.share), self.fewest)
         if len(members) < least:
-            raise Refused(f"a sum over {len(members)} clients is asked for, at least {least} are needed")
+            raise Refused(f"a sum over {len(members)} clients is requested, at least {least} are needed")
         opened = {}
         for client, text in sealed.items():
             about = [self.state["label"], client, self.client]
@@ -195,8 +196,8 @@ class SumMember:
         entered = self.ledger.enter(self.state["purpose"], self.state["state"], names, run=self.run, work=work)
         if entered == "refused":
             raise Refused(
-                "a sum was made from this state already, with other clients or for another place or model: "
-                f"{_DIFFERENCE}; go on from a later state, or begin with another seed"
+                "this state was already summed with other clients or for another address or model: "
+                f"{_DIFFERENCE}; continue from a later state, or start with another seed"
             )
         self.state |= {"members": members, "opened": opened, "all": self.state.get("all") or entered == "again"}
         self._keep()
@@ -224,10 +225,10 @@ class SumMember:
         return from_numpy(total_D)
 
     def confirm(self, survivors: Sequence[int]) -> dict[str, Any]:
-        """Note who survived, and sign it.
+        """Record who survived, and sign it.
 
         Raises:
-            Refused: They are too few, or others than were told before.
+            Refused: There are too few survivors, or others than before.
         """
         self._survive(survivors)
         if self.identity is None:
@@ -238,14 +239,14 @@ class SumMember:
         return {"signature": self.state["confirmed"]}
 
     def reveal(self, survivors: Sequence[int], confirmed: Mapping[int, str]) -> dict[str, Any]:
-        """Shares by which the sum over the survivors can be read.
+        """The shares with which the sum over the survivors can be opened.
 
         Args:
-            survivors: Whose numbers the server has.
-            confirmed: Survivors' signatures of this, where they have certificates.
+            survivors: The clients whose numbers the server has.
+            confirmed: Survivors' signatures, if they have certificates.
 
         Raises:
-            Refused: The survivors are too few, not those that were told before, or too few have signed.
+            Refused: There are too few survivors, others than before, or too few signatures.
         """
         self._survive(survivors)
         if self.identity is not None:
@@ -271,28 +272,28 @@ class SumMember:
     # ---------------------------------------------------------------- checks
 
     def _survive(self, survivors: Sequence[int]) -> None:
-        """Write down who survived; once."""
+        """Record who survived; only once."""
         members = sorted(set(survivors))
         if "members" not in self.state or list(survivors) != members or not {*members} <= {*self.state["members"]}:
-            raise Refused("these survivors are none of a sum of this site's")
+            raise Refused("these survivors do not belong to a sum of this site")
         if self.client not in members:
             raise Refused("this site's numbers are not in the sum")
         least = max(threshold_of(len(self.state["keys"]), self.share), self.fewest)
         if len(members) < least:
-            raise Refused(f"a sum over {len(members)} clients is asked for, at least {least} are needed")
+            raise Refused(f"a sum over {len(members)} clients is requested, at least {least} are needed")
         if self.state.setdefault("survivors", members) != members:
-            raise Refused(f"this sum is read over other clients: {_DIFFERENCE}")
+            raise Refused(f"this sum was opened over other clients: {_DIFFERENCE}")
         names = [self._name(client) for client in members]
         is_other = self.state["all"] and members != self.state["members"]
         if is_other or not self.ledger.close(self.state["purpose"], self.state["state"], names):
-            raise Refused(f"a sum was made from this state already, over other clients: {_DIFFERENCE}")
+            raise Refused(f"this state was already summed over other clients: {_DIFFERENCE}")
         self._keep()
 
     def _names(self, keys: Mapping[int, Mapping[str, str]]) -> dict[int, str]:
-        """Each member's name: that of its certificate, or where there are none that of the run.
+        """Each member's name: that in its certificate, or that in the run if there are no certificates.
 
         Raises:
-            Refused: A signature does not hold, or two members are one site.
+            Refused: A signature is not valid, or two members are the same site.
         """
         if self.identity is None:
             names = {client: self.names[client] for client in keys}
@@ -308,7 +309,7 @@ class SumMember:
                 except Unproven as error:
                     raise Refused(f"the keys of {self.names[client]}: {error}") from error
         if len(set(names.values())) < len(names):
-            raise Refused("one site is there twice: the members of a sum must be distinct")
+            raise Refused("one site occurs twice: the members of a sum must be distinct")
         return dict(sorted(names.items()))
 
     def _key_facts(self, client: int, keys_of_client: Mapping[str, str]) -> list[Any]:

@@ -1,11 +1,10 @@
-"""The server's part in a secure sum: it hands on what sites have sealed for each other, and opens the sum alone.
+"""The server's part in a secure sum: it forwards what sites have sealed for each other, and opens only the sum.
 
-A client that is missing at a step is out of the sum. As long as more than ``share`` of those that began come to its
-end, the sum is that over the clients whose numbers came; else it fails. What a site sends that does not fit is that
-site's failure. A site whose secret cannot be put together though enough others have told their shares, or whose shares
-two others cannot open, is in no later sum. Shares of others that are wrong do no harm where more come than are needed.
-A site that sends wrong numbers within bounds is not noticed; one that sends random ones
-makes a sum that cannot be, which fails.
+A client that is missing at a step drops out of the sum. If more than ``share`` of the clients that started complete it,
+the sum is over those whose numbers arrived; otherwise it fails. A site that sends something malformed fails. A site
+whose secret cannot be reconstructed although enough others have sent their shares, or whose shares two others cannot
+open, is excluded from later sums. Wrong shares from others do no harm if more arrive than are needed. A site that
+sends wrong numbers within bounds is not detected; one that sends random numbers makes the sum impossible, and it fails.
 """
 
 import hashlib
@@ -27,35 +26,35 @@ from fl_lightning.remote.responses import Responses
 from fl_lightning.remote.secure import CANNOT_OPEN, FEWEST_CLIENTS, MASKED, threshold_of
 
 Value = TypeVar("Value")
-#: Sites that may tell wrong shares of a secret, where so many more come than are needed.
+#: Number of sites that may send wrong shares of a secret, if that many more arrive than are needed.
 _MOST_LIARS = 2
-#: Ways of putting a secret together, each of which takes milliseconds.
+#: Number of ways to reconstruct a secret that are tried, each of which takes milliseconds.
 _MOST_TRIES = 200
-#: The message that has a client do the work of the sum, from the shares that the others have sealed for it.
+#: Returns the message that asks a client for its summand, given the shares that the others have sealed for it.
 WorkMessage = Callable[[int, Mapping[str, str]], Message]
-#: What is wrong with a sum (D,) over so many clients; empty for nothing.
+#: Returns what is wrong with a sum (D,) over a number of clients; empty if nothing is.
 Inspection = Callable[[Tensor, int], str]
 
 
 class Ask(Protocol):
-    """The way to the clients."""
+    """Asks the clients."""
 
     def __call__(
         self, messages: Mapping[int, Message], read: Callable[[int, Message], None] = ..., /
     ) -> tuple[dict[int, Message], dict[int, str]]:
-        """Who responded what, and why the others did not; ``read`` may refuse a response."""
+        """The responses, and why other clients did not respond; ``read`` may refuse a response."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sum:
-    """What came of it.
+    """The result of a secure sum.
 
     Attributes:
-        total_D: The sum over the survivors in float64, its last number that of their weights; None where it failed.
-        survivors: Whose numbers are in it.
-        responses: What they responded with their numbers.
-        failures: Why others are not in it.
+        total_D: The sum over the survivors in float64, ending with the sum of their weights; None if it failed.
+        survivors: The clients whose numbers are in it.
+        responses: The responses that contained their numbers.
+        failures: Why other clients are not in it.
     """
 
     total_D: Tensor | None
@@ -65,11 +64,11 @@ class Sum:
 
 
 class FailedSum(ValueError):
-    """A sum that cannot be read.
+    """A sum that cannot be opened.
 
     Args:
         message: Why.
-        blamed: The client whose fault it is, where that is known.
+        blamed: The client whose fault it is, if known.
     """
 
     def __init__(self, message: str, blamed: int | None = None) -> None:
@@ -81,9 +80,9 @@ class SumServer:
     """Runs secure sums.
 
     Args:
-        ask: The way to the clients.
-        names: Of all clients, by index.
-        share: More than this share of those that begin a sum must come to its end.
+        ask: Asks the clients.
+        names: Names of all clients, by index.
+        share: More than this share of the clients that start a sum must complete it.
     """
 
     def __init__(self, ask: Ask, names: Sequence[str], share: float) -> None:
@@ -100,17 +99,17 @@ class SumServer:
         length: int,
         inspect: Inspection,
     ) -> Sum:
-        """One sum.
+        """Run one sum.
 
         Args:
             purpose: ``run`` or ``evaluate``.
-            address: Of the sum in the run.
-            states: The state that a client is asked to work from.
-            clients: Who is asked.
-            work: The message that has a client do the work.
-            length: How many numbers each sends, its weight among them.
-            inspect: Tells whether the sum can be one of honest clients: random numbers that one of them sends in place
-                of its own cannot be, whose sum is random.
+            address: Identifies the sum within the run.
+            states: Returns the state from which a client is to work.
+            clients: The clients that are asked.
+            work: Returns the message that asks a client for its summand.
+            length: How many numbers each client sends, including its weight.
+            inspect: Returns why the sum cannot come from honest clients; if one of them sends random numbers, the sum
+                is random, too.
         """
         failures: dict[int, str] = {}
         try:
@@ -147,10 +146,10 @@ class SumServer:
         responses, lost = self.ask(works, lambda _, response: Responses.masked(response, length))
         failures |= lost
         reports = Counter(client for client in sent for why in lost.values() if why == CANNOT_OPEN.format(client))
-        if reports and max(reports.values()) > 1:  # one alone may lie
+        if reports and max(reports.values()) > 1:  # a single one may lie
             cheat = max(reports, key=lambda client: reports[client])
             raise FailedSum(
-                f"the secure sum failed: {reports[cheat]} sites cannot open the shares of {self.names[cheat]}", cheat
+                f"the secure sum failed: {reports[cheat]} sites cannot open the shares from {self.names[cheat]}", cheat
             )
         responses = dict(sorted(responses.items()))
         self._enough(responses, threshold, "sent their numbers", failures)
@@ -160,7 +159,7 @@ class SumServer:
             message = Message(kind="sum_confirm", about={"survivors": list(survivors)})
             signed, lost = self.ask(dict.fromkeys(survivors, message))
             result = _read(signed, lost, lambda _, about: str(about["signature"]))
-            self._enough(result, threshold, "confirmed who is in it", lost)
+            self._enough(result, threshold, "confirmed the survivors", lost)
             confirmed = {str(client): signature for client, signature in result.items()}
             asked: Sequence[int] = tuple(result)
         else:
@@ -169,7 +168,7 @@ class SumServer:
         revealed, lost = self.ask(dict.fromkeys(asked, message))
         dropped = set(sent) - set(survivors)
         opened = _read(revealed, lost, lambda _, about: _shares_of(about, survivors, dropped))
-        self._enough(opened, threshold, "gave the shares that open it", lost)
+        self._enough(opened, threshold, "sent the shares that open it", lost)
         indices = {client: address for address, client in enumerate(sorted(keys))}
         shares = {indices[client]: given for client, (given, _) in opened.items()}
         labels = [label for _, label in opened.values()]
@@ -183,7 +182,8 @@ class SumServer:
         found_D = masking.from_whole(total_D)
         if why := inspect(found_D, len(survivors)):
             raise FailedSum(
-                f"the secure sum failed: {why}, so a site sent numbers that are not its own; which one cannot be told"
+                f"the secure sum failed: {why}, so a site sent numbers that are not its own; which one it was is "
+                f"unknown"
             )
         return Sum(total_D=found_D, survivors=survivors, responses=responses, failures=dict(failures))
 
@@ -192,8 +192,8 @@ class SumServer:
     def _keys(
         self, purpose: str, address: Sequence[Any], states: Callable[[int], str], clients: Sequence[int]
     ) -> tuple[dict[int, dict[str, str]], dict[int, str]]:
-        """The members' public keys. Who has been summed before from its state is summed with the same again."""
-        nonce = os.urandom(16).hex()  # the same place may be asked for again after a restart of the server
+        """The members' public keys. A client whose state was summed before is summed with the same clients."""
+        nonce = os.urandom(16).hex()  # the same address may be requested again after a restart of the server
         responses, failures = self.ask(
             {
                 client: Message(
@@ -213,16 +213,16 @@ class SumServer:
         ]
         free = [client for client in sorted(public) if client not in bounds]
         members = max(fitting, key=lambda those: (len(those), those), default=[])
-        members = members if len(members) >= len(free) else free  # what one claims does not shut the others out
+        members = members if len(members) >= len(free) else free  # so that one client's claim cannot exclude others
         for client in public.keys() - set(members):
             failures[client] = (
-                "a sum was made from its state already, over other clients than those that are here (secure "
+                "its state was already summed over other clients than those that are present (secure "
                 "aggregation): it takes part again once it has trained, or in a run with another seed"
                 if client in bounds
-                else "the others were summed without it from the states that they are in (secure aggregation)"
+                else "the others' current states were already summed without it (secure aggregation)"
             )
         keys = {client: public[client][0] for client in members}
-        self._enough(keys, FEWEST_CLIENTS, "are there", failures)
+        self._enough(keys, FEWEST_CLIENTS, "are present", failures)
         return keys, failures
 
     def _enough(self, those: Mapping[int, Any], needed: int, what: str, failures: Mapping[int, str]) -> None:
@@ -248,7 +248,7 @@ class SumServer:
         threshold: int,
         fits: Callable[[bytes], bool],
     ) -> bytes:
-        """A secret of a client, from what the others gave of it, one or two of whom may have lied."""
+        """A secret of a client, from the shares that the others sent, one or two of whom may have lied."""
         given = {address: each[kind][str(client)] for address, each in shares.items()}
         spare = min(_MOST_LIARS, len(given) - threshold)
         chosen = (left_out for count in range(spare + 1) for left_out in combinations(given, count))
@@ -269,7 +269,7 @@ class SumServer:
         label: str,
         length: int,
     ) -> NDArray[np.int64]:
-        """The masks that the survivors share with a client that is not among them, as it would have added them."""
+        """The masks that the survivors share with a client that dropped out, as it would have added them."""
 
         def fits(secret: bytes) -> bool:
             return masking.public_of(X25519PrivateKey.from_private_bytes(secret)) == keys[client]["masking"]
@@ -284,18 +284,18 @@ class SumServer:
 def _read(
     responses: Mapping[int, Message], failures: dict[int, str], reader: Callable[[int, Mapping[str, Any]], Value]
 ) -> dict[int, Value]:
-    """What sites say, read; a site whose response is of another form has failed."""
+    """Parse the responses; a site whose response has another form has failed."""
     result = {}
     for client, response in responses.items():
         try:
             result[client] = reader(client, response.about)
         except (LookupError, TypeError, ValueError, AttributeError):
-            failures[client] = "its response does not fit (secure aggregation)"
+            failures[client] = "its response is malformed (secure aggregation)"
     return result
 
 
 def _public_of(client: int, about: Mapping[str, Any]) -> tuple[dict[str, str], str, frozenset[str] | None]:
-    """A site's public keys, its name, and with whom alone it may be summed."""
+    """A site's public keys, its name, and the only clients with which it may be summed."""
     bound = about["bound"]
     keys = {name: str(about[name]) for name in ("sealing", "masking", "certificate", "signature")}
     for name in ("sealing", "masking"):
@@ -306,10 +306,10 @@ def _public_of(client: int, about: Mapping[str, Any]) -> tuple[dict[str, str], s
 def _shares_of(
     about: Mapping[str, Any], survivors: Sequence[int], dropped: Collection[int]
 ) -> tuple[dict[str, dict[str, bytes]], str]:
-    """The shares of others' secrets that a site gives, and the sum's label.
+    """The shares of others' secrets that a site sends, and the sum's label.
 
     Raises:
-        LookupError: It gives others than those that it was asked for.
+        LookupError: It does not send the shares that were requested.
     """
     shares = {
         kind: {str(client): bytes.fromhex(about[kind][str(client)]) for client in clients}

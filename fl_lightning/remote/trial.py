@@ -1,4 +1,4 @@
-"""A server and sites on one machine, on its loopback address alone, for a try-out."""
+"""A server and sites on one machine, only on its loopback address, for a trial."""
 
 import json
 import os
@@ -17,14 +17,14 @@ SERVER, ADMIN = "localhost", "lead@localhost.org"
 
 
 class Trial:
-    """Kits, processes and ports of a try-out, all of which are gone after the block but the files.
+    """Kits, processes and ports of a trial, of which only the files remain after the ``with`` block.
 
     Site k holds client k of the run's data.
 
     Args:
-        folder: Of kits, logs, and what server and sites keep; one that was used before is gone on with.
-        num_sites: Sites.
-        seconds: In which all must have connected.
+        folder: For kits, logs, and the files of server and sites; a folder that was used before is used again.
+        num_sites: Number of sites.
+        seconds: Time within which all sites must have connected.
     """
 
     def __init__(self, folder: Path, num_sites: int, *, seconds: float = 120.0) -> None:
@@ -57,12 +57,12 @@ class Trial:
         return kits
 
     def give(self, data: Mapping[str, Any], custom_classes: Sequence[str] = (), **policy: Any) -> None:
-        """Write the sites' and the server's own files, whose owner is who tries out.
+        """Write the sites' and the server's own files, which all belong to whoever runs the trial.
 
         Args:
             data: Settings of the data, of which site k holds client k.
-            custom_classes: Classes beside the package's, which are found as they are in this process.
-            policy: Of the sites, beside the least: one example is enough.
+            custom_classes: Classes beyond the package's, which are found in the same way as in this process.
+            policy: Settings of the sites' policies; by default one example is enough.
         """
         classes = {"classes": list(custom_classes)} if custom_classes else {}
         (self.kits / SERVER / "local" / SERVER_FILE).write_text(dump_yaml({"policy": classes}))

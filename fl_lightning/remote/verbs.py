@@ -1,4 +1,4 @@
-"""What the verbs of a remote federation have in common."""
+"""What the verbs for remote federations have in common."""
 
 import argparse
 import sys
@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # importing NVFlare takes seconds, --help should not
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports a mistake with one line.
+    """Reports a mistake in one line.
 
     Args:
         verb: Of ``fl-train``.
@@ -31,24 +31,24 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        """End the program."""
+        """Exit with the message."""
         fail(message)
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
     """Options of a run over a network; the others are those of ``fl-train fit``."""
-    parser.add_argument("--name", help="of the run; for --ckpt_path last that of the run to go on with")
-    parser.add_argument("--ckpt_path", choices=["last"], help="go on where the run of this name stopped")
+    parser.add_argument("--name", help="name of the run; with --ckpt_path last, of the run to resume")
+    parser.add_argument("--ckpt_path", choices=["last"], help="resume the run of this name")
     parser.add_argument("--attempts", type=int, default=3, help="jobs to submit before giving up (3)")
-    parser.add_argument("--timeout_seconds", type=int, default=600, help="in which a site must respond (600)")
-    parser.add_argument("--num_outputs", type=int, help="classes of the federation; as many as the sites have seen")
-    parser.add_argument("--secure", action="store_true", help="secure aggregation: the server learns sums alone")
-    parser.add_argument("--secure_share", type=float, help="more than this share must end a secure sum (0.667)")
+    parser.add_argument("--timeout_seconds", type=int, default=600, help="time within which a site must respond (600)")
+    parser.add_argument("--num_outputs", type=int, help="classes of the federation (default: those of the sites)")
+    parser.add_argument("--secure", action="store_true", help="secure aggregation: the server learns only sums")
+    parser.add_argument("--secure_share", type=float, help="more than this share must complete a secure sum (0.667)")
     parser.add_argument("--predict", action="store_true", help="have each site write predictions.csv into its folder")
 
 
 def run_verb(verb: Callable[[argparse.Namespace, list[str]], int], parser: Parser, arguments: Sequence[str]) -> int:
-    """Run a verb with its options and the words that are not its own; what is wrong ends in one line."""
+    """Run a verb with its options and the remaining words; a mistake is reported in one line."""
     warnings.filterwarnings("ignore", message=".*torch.jit.script. is deprecated.*", category=DeprecationWarning)
     options, rest = parser.parse_known_args(list(arguments))
     try:
@@ -60,13 +60,13 @@ def run_verb(verb: Callable[[argparse.Namespace, list[str]], int], parser: Parse
 
 
 def submission_of(options: argparse.Namespace, rest: Sequence[str], sites: Sequence[str]) -> "tuple[Submission, Path]":
-    """The run that the options ask for, and where its folder goes."""
+    """The run that the options describe, and where its folder goes."""
     from fl_lightning.remote.job import Parts
     from fl_lightning.remote.secure import WARNING
     from fl_lightning.remote.submit import Submission
 
     if options.ckpt_path and not options.name:
-        fail("--ckpt_path last needs --name, that of the run to go on with")
+        fail("--ckpt_path last needs --name: give the name of the run to resume")
     for name in ("attempts", "timeout_seconds", "num_outputs"):
         value = getattr(options, name)
         if value is not None and value < 1:
@@ -96,7 +96,7 @@ def follow_to_the_end(
     watch: Callable[[], None] = lambda: None,
     last_words: Callable[[], str] = lambda: "",
 ) -> int:
-    """Submit until it is done, and tell what came of it, with the participants' last words where it failed.
+    """Submit until the run is done, and report its outcome, with the participants' last log lines if it failed.
 
     Returns:
         The exit code.

@@ -30,7 +30,7 @@ def write(
         The page.
 
     Raises:
-        ValueError: The folder is no run's, a file is damaged, or the other run is of another partition.
+        ValueError: The folder is not that of a run, a file is damaged, or the other run has another partition.
         CannotWrite: The disk is full, the folder read-only, ...
     """
     from fl_lightning.report import folder, page
@@ -51,7 +51,7 @@ def compare(runs: Sequence[str | Path] | str | Path, *, reference: str | None = 
         Tables, and a display for terminals and notebooks; ``write(path)`` makes a page.
 
     Raises:
-        ValueError: There is no such run, or a file of one is damaged.
+        ValueError: There is no such run, or one of its files is damaged.
     """
     from fl_lightning.report.comparison import Comparison
     from fl_lightning.report.folder import telling
@@ -66,7 +66,7 @@ def folders(runs: Sequence[str | Path]) -> list[Path]:
     """The folders of runs that are meant: the runs themselves, those below a folder, or those that a pattern matches.
 
     Raises:
-        ValueError: One of them is no run, and there is none below it.
+        ValueError: One of them is not a run, and contains none.
     """
     from fl_lightning.report.sources import folders_of
 

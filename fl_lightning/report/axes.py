@@ -35,7 +35,7 @@ def draw_scales(axes: Axes, x_label: str, *, y_label: str = "", grid: str = "y",
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     axes.set(xlim=(left, right), ylim=(bottom, top))
     levels = _ticks(bottom, top, whole=False) if grid == "y" else []
-    if levels:  # their numbers need room
+    if levels:  # their labels need space
         index = axes.get_position()
         margin = 0.035 + 0.0195 * max(len(_tick(tick)) for tick in levels) + (0.04 if y_label else 0)
         axes.set_position((margin, index.y0, index.x1 - margin, index.height))
@@ -80,7 +80,7 @@ def draw_dots(axes: Axes, x: Values, y: Values, color: str, width: float) -> Non
 
 
 def draw_boxes(axes: Axes, left: Values, right: Values, index: Values, height: float, color: str) -> None:
-    """Upright bars laid down, as one path."""
+    """Horizontal bars, as one path."""
     low, high = index - height / 2, index + height / 2
     corners = np.stack([left, low, right, low, right, high, left, high, left, low], axis=1).reshape(-1, 2)
     codes = np.tile([Outline.MOVETO, *[Outline.LINETO] * 3, Outline.CLOSEPOLY], len(index))

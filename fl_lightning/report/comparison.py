@@ -23,6 +23,7 @@ from fl_lightning.report.document import Document, Section
 from fl_lightning.report.figures import Curve, Picture, Table
 from fl_lightning.report.folder import Recorded
 from fl_lightning.report.pictures import Album
+from fl_lightning.report.references import levels
 from fl_lightning.report.wording import count, number, size_unit
 
 #: Fewer pairs have no p-value below 0.05.
@@ -45,7 +46,7 @@ class Comparison:
         notes: What could not be compared, and why.
 
     Raises:
-        ValueError: The runs report different metrics, or there is no such configuration.
+        ValueError: The runs report different metrics, or the configuration does not exist.
     """
 
     def __init__(self, runs: Sequence[Recorded], *, reference: str | None = None) -> None:
@@ -246,16 +247,15 @@ class Comparison:
                 f"(and {count(int(lone), 'setting')} that not every configuration has: they are on the page)\n"
             )
         if self._others:
-            tables.append(
-                rich_table(f"Differences from {self.reference}, paired over seeds", gaps_table(self.over_seeds))
-            )
+            paired = gaps_table(self.over_seeds)
+            tables.append(rich_table(f"Differences from {self.reference}, paired over seeds", paired))
             if len(self.clients):
                 paired = gaps_table(self.over_clients)
                 tables.append(rich_table(f"Differences from {self.reference}, paired over clients", paired))
         return Group(*tables, *self.notes)
 
     def _repr_html_(self) -> str:
-        """The page, for notebooks, in a frame of its own."""
+        """The page in a frame, for notebooks."""
         page = html.escape(self.document().html(), quote=True)
         return f'<iframe title="Comparison of runs" srcdoc="{page}" style="width:100%;height:45rem;border:0"></iframe>'
 
@@ -328,6 +328,7 @@ class Comparison:
                 )
             )
         title = {"round": "Over rounds", "bytes": "Over bytes", "seconds": "Over seconds"}[what]
+        curves += levels(self.recorded, metric, curves, " (reference)", first=len(self.labels))
         return album.curves(curves, title=title, x_label=label, y_label=metric) if curves else None
 
     def _differences(self, album: Album) -> Section:
@@ -350,7 +351,7 @@ class Comparison:
         text = f"A {better} difference is better than {self.reference}. Intervals cover 95 % (Student's t)."
         notes = [
             *self.notes,
-            "Clients of one federation are not independent: their interval says nothing of other seeds.",
+            "Clients of one federation are not independent: their interval says nothing about other seeds.",
         ]
         empty = "" if tables else "No seed and partition is common to two configurations."
         return Section(

@@ -12,7 +12,7 @@ from fl_lightning.report.configurations import UNSET
 from fl_lightning.report.figures import Table
 from fl_lightning.report.wording import duration, number, setting, signed, size
 
-#: Cells up to so many characters are not broken in a terminal; labels and long values are.
+#: Cells up to this many characters are not broken in a terminal; labels and long values are.
 _SHORT = 20
 
 

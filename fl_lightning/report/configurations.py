@@ -27,11 +27,12 @@ _OF_A_RUN = (
     "trainer.executor",
     "trainer.logger",
     "trainer.num_nodes",
+    "trainer.references",
     "trainer.run_name",
     "trainer.strategy",
 )
 
-#: What a setting is where there is none.
+#: Stands for a setting that is missing.
 UNSET = "–"
 
 

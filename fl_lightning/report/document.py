@@ -15,7 +15,7 @@ from fl_lightning.run.folder import whole_file
 
 @dataclass(frozen=True, kw_only=True)
 class Fact:
-    """A metric with its name, and a line that says more."""
+    """A metric with its name, and a line of explanation."""
 
     name: str
     value: str

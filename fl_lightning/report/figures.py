@@ -1,4 +1,4 @@
-"""What a page shows beside text: pictures with their legends, tables, and the curves that pictures are made of."""
+"""What a page shows in addition to text: pictures with their legends, tables, and the curves in pictures."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Key:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """The numbers beside a picture, in words; the first column names the row."""
+    """The numbers behind a picture, as text; the first column names the row."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -64,7 +64,7 @@ class Curve:
         y: Values; what is nan is passed over.
         low: Lower edge of a band around it.
         high: Upper edge.
-        place: Of its color; None for the order in which the curves come.
+        order: Of its color; None for the order in which the curves come.
     """
 
     label: str

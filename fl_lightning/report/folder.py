@@ -1,4 +1,4 @@
-"""A run as its folder tells it: what the files hold, read without torch and without the data."""
+"""A run as stored in its folder, read without torch and without the data."""
 
 import csv
 import json
@@ -53,13 +53,13 @@ class Recorded:
 
     @property
     def strategy(self) -> str:
-        """The strategy's name; empty where no file tells it."""
+        """The strategy's name; empty if no file has it."""
         name = self.result.get("strategy") or (self.record.strategy if self.record else "")
         return str(name or _class_name(self.settings.get("strategy")))
 
     @property
     def status(self) -> str:
-        """``finished``, ``interrupted``, ``failed``, or ``unknown`` for a run that was killed or goes on."""
+        """``finished``, ``interrupted``, ``failed``, or ``unknown`` for a run that was killed or is still running."""
         return str(self.result.get("status", "unknown"))
 
     @property
@@ -80,7 +80,7 @@ class Recorded:
 
     @property
     def figures(self) -> dict[str, float]:
-        """Metrics of the best round; from the rounds themselves where the run left no result."""
+        """Metrics of the best round; taken from the rounds themselves if the run left no result."""
         known = self.result.get("result") or {}
         if known:
             return {name: math.nan if value is None else float(value) for name, value in known.items()}
@@ -90,6 +90,16 @@ class Recorded:
         best = int(np.nanargmin(column) if self.less_is_better else np.nanargmax(column))
         figures = {name: float(values[best]) for name, values in self.history.items()}
         return {**figures, "best_round": float(self.rounds[best])}
+
+    def reference(self, name: str) -> dict[str, float]:
+        """What each reference of the run (``trainer.references``) has of a metric at its own best round.
+
+        Args:
+            name: The metric's; a reference has one model, so that what stands before its split plays no part.
+        """
+        bare = "/".join(name.split("/")[-2:])
+        known = {label: metrics.get(bare) for label, metrics in (self.result.get("references") or {}).items()}
+        return {label: float(value) for label, value in known.items() if value is not None}
 
     @property
     def best_round(self) -> int | None:
@@ -120,7 +130,7 @@ class Recorded:
 
     @property
     def flat_settings(self) -> dict[str, Any]:
-        """The settings by dotted name; of a run from Python those that it could tell."""
+        """The settings by dotted name; for a run from Python, as far as they are known."""
         return flatten(self.settings or (self.record.settings if self.record else {}))
 
 
@@ -132,18 +142,18 @@ def read(folder: Path, *, result: Mapping[str, Any] | None = None) -> Recorded:
         result: What the run came to, in place of its ``result.json``.
 
     Raises:
-        ValueError: There is no such folder, it is no run's, or a file is damaged.
+        ValueError: There is no such folder, it is not that of a run, or a file is damaged.
     """
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}: give the folder of a run, such as runs/quickstart/version_0")
     names = ("metrics.csv", "result.json", "report.json", "config.yaml")
     if not any((folder / name).is_file() for name in names):
-        raise ValueError(f"{folder} is no run's folder: it has none of {', '.join(names)}")
+        raise ValueError(f"{folder} is not the folder of a run: it has none of {', '.join(names)}")
     with telling(folder):
         rounds, history = _read_rounds(folder / "metrics.csv")
         came_to = _read_result(folder / "result.json") if result is None else result
         named = str(came_to.get("config") or "config.yaml")
-        config = named if Path(named).name == named else "config.yaml"  # nothing beside the folder is read
+        config = named if Path(named).name == named else "config.yaml"  # nothing outside the folder is read
         return Recorded(
             path=folder.absolute(),
             rounds=rounds,
@@ -181,7 +191,7 @@ def text_of(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is damaged: byte {error.start} is no UTF-8") from error
+        raise ValueError(f"{path} is damaged: byte {error.start} is not UTF-8") from error
 
 
 def is_run(folder: Path) -> bool:
@@ -230,7 +240,7 @@ def _class_name(value: Any) -> str:
 def _number(value: Any) -> float:
     try:
         return float(value)
-    except (TypeError, ValueError):  # an empty cell, or a word
+    except (TypeError, ValueError):  # an empty field, or a word
         return math.nan
 
 
@@ -256,10 +266,10 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-#: What is used of result.json, by the kind of its values.
+#: The fields of result.json that are used, by the kind of their values.
 _RESULT: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("strategy", "status", "monitor", "error", "config", "partition_hash"), (str,)),
-    **dict.fromkeys(("result", "failures", "versions"), (dict,)),
+    **dict.fromkeys(("result", "failures", "versions", "references"), (dict,)),
     "changes": (list,),
 }
 

@@ -100,7 +100,7 @@ def _alerts(run: Recorded) -> list[str]:
     if run.status == "interrupted":
         result.append("A signal ended the run before its last round; it can be continued with --ckpt_path last.")
     if run.status == "unknown":
-        result.append("There is no result.json: the run was killed or is still going on. The metrics are those so far.")
+        result.append("There is no result.json: the run was killed or is still running. The metrics are those so far.")
     if run.record is None:
         result.append("There is no report.json (callback RunReport), so clients, matrices and embeddings are missing.")
     if not len(run.rounds):
@@ -123,8 +123,10 @@ def _facts(run: Recorded) -> list[Fact]:
         result.append(Fact(name="worst client", value=number(metrics[f"{test}_worst"]), more=worst))
     bare = f"test/{test.rpartition('/')[2]}"
     if run.record and bare in run.record.reference:
-        summary = "the same for all examples of a client"
+        summary = "the same prediction for all examples of a client"
         result.append(Fact(name=f"{bare} without a model", value=number(run.record.reference[bare]), more=summary))
+    for name, value in run.reference(bare).items():
+        result.append(Fact(name=f"{bare} of {name}", value=number(value), more="the same settings, its own best round"))
     if run.best_round is not None:
         rounds = f"of {len(run.rounds)}, by {run.monitor} {number(metrics.get(run.monitor))}"
         result.append(Fact(name="best round (from 0)", value=str(run.best_round), more=rounds))

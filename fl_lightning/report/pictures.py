@@ -187,7 +187,7 @@ class Album:
         x_label: str,
         note: str = "",
     ) -> Picture:
-        """A dot and an interval for each row, beside zero; an interval that is unknown is left out."""
+        """A dot and an interval for each row, relative to zero; unknown intervals are left out."""
         with self._drawing():
             figure, axes = new_axes(0.8 + 0.3 * len(names), left=0.05 + 0.017 * max(map(len, names)))
             position = np.arange(len(names), dtype=np.float64)
@@ -348,7 +348,7 @@ class Album:
     def network(
         self, adjacency: Values, names: Sequence[str], *, title: str, note: str = "", marked: Sequence[str] = ()
     ) -> Picture:
-        """The graph of the clients; where they are many they stand on a circle."""
+        """The graph of the clients; if there are many, they are drawn on a circle."""
         graph = nx.from_numpy_array(np.nan_to_num(adjacency) > 0)
         graph.remove_edges_from(list(nx.selfloop_edges(graph)))
         position = node_places(graph)

@@ -1,4 +1,4 @@
-"""What a report needs of a run beside its other files: ``report.json`` in the run's folder.
+"""What a report needs in addition to a run's other files: ``report.json`` in the run's folder.
 
 Metrics of the rounds are in ``metrics.csv``, what the run came to in ``result.json``, its settings in ``config.yaml``.
 This file has the rest: the clients, the best round's scores of each of them and its confusions, matrices over the
@@ -158,8 +158,8 @@ class RunRecord:
         settings: What can be told of the settings of a run that has no configuration file.
         machine: Device, precision, processes and threads.
         partition: How the data are shared out; None where they lie elsewhere.
-        chosen: The best round; None before one was evaluated.
-        unseen clients: Scores of the clients that joined at the end, by metric.
+        best: The best round; None before one was evaluated.
+        unseen_clients: Scores of the clients that joined at the end, by metric.
         snapshots: Matrices over the training clients.
         unkept: Why there are no matrices, embeddings or predictions; empty where nothing is missing.
         points: Embeddings of nodes or examples.

@@ -1,4 +1,4 @@
-"""Regenerate the pages of runs, from their folders alone: ``fl-train report RUN...``."""
+"""Regenerate the pages of runs from their folders: ``fl-train report RUN...``."""
 
 import argparse
 import sys
@@ -11,7 +11,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the verb; returns the exit code, 2 for a mistake of the user's."""
     parser = argparse.ArgumentParser(
         prog="fl-train report",
-        description="Write the page of each run (report.html), from the files of its folder alone.",
+        description="Write the page of each run (report.html) from the files in its folder.",
     )
     parser.add_argument(
         "runs", nargs="+", metavar="RUN", help="folder of a run, of several runs, or a pattern of folders"

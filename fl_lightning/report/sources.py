@@ -38,7 +38,7 @@ def find(runs: Sequence[str | Path], *, wandb_api: Callable[[], WandbApi] | None
         wandb_api: Opens W&B's public API; None for ``wandb.Api``.
 
     Raises:
-        ValueError: One of them is no run.
+        ValueError: One of them is not a run.
     """
     result: dict[str, Recorded] = {}
     for each in runs:
@@ -64,7 +64,7 @@ def folders_of(pattern: str) -> list[Path]:
         elif path.is_dir():
             result += sorted((below for below in path.glob("**/version_*") if is_run(below)), key=_in_order)
     if not result:
-        raise ValueError(f"{pattern} is no run, and there is none below it: give the folder of a run, or a pattern")
+        raise ValueError(f"{pattern} is not a run, and contains none: give the folder of a run, or a pattern")
     return result
 
 
@@ -88,7 +88,7 @@ def _from_wandb(name: str, open_api: Callable[[], WandbApi]) -> Recorded:
     try:
         run = open_api().run(path)
         rows = [dict(row) for row in run.scan_history()]
-    except Exception as error:  # of its own kinds, and those of its network library
+    except Exception as error:  # W&B raises its own errors, and those of its network library
         raise ValueError(f"{name} cannot be read from W&B: {' '.join(str(error).split())}") from error
     numbered = ((row.get("trainer/global_step", row.get("_step")), row) for row in rows)  # Lightning's number, or W&B's
     rounds, history = columns_of([{**row, "round": round_idx} for round_idx, row in numbered if round_idx is not None])

@@ -104,9 +104,9 @@ def inline(svg: str, prefix: str, alt: str) -> str:
         svg = find.sub(put, svg)
     svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), svg)  # of coordinates, not of text
     referred = set(re.findall(r'(?:href="|url\()#([\w.-]+)', svg))
-    svg = re.sub(r' id="([\w.-]+)"', lambda result: f' id="{prefix}-{result[1]}"' if result[1] in referred else "", svg)
+    svg = re.sub(r' id="([\w.-]+)"', lambda match: f' id="{prefix}-{match[1]}"' if match[1] in referred else "", svg)
     svg = re.sub(r'((?:href="|url\()#)(?=[\w.-])', rf"\1{prefix}-", svg)
-    svg = re.sub(r"#0001[0-9a-f]{2}", lambda result: as_css(result[0]), svg)
+    svg = re.sub(r"#0001[0-9a-f]{2}", lambda match: as_css(match[0]), svg)
     box = re.search(r'viewBox="([^"]*)"', svg)
     assert box is not None
     head = f'<svg viewBox="{box[1]}" role="img" aria-labelledby="{prefix}-alt"><title id="{prefix}-alt">{alt}</title>'

@@ -79,7 +79,7 @@ def count(value: int, noun: str) -> str:
 
 
 def short_names(names: Iterable[str]) -> list[str]:
-    """Leave out what stands before the last hyphen, if it is the same in all names.
+    """Leave out the part before the last hyphen, if it is the same in all names.
 
     Example:
         >>> short_names(["client-00", "client-01"]), short_names(["front-2009", "rear-2009"])

@@ -1,1 +1,1 @@
-"""The life of a round: what is asked for, what a client does, what crosses between client and server."""
+"""The parts of a round: its stages, what a client does in them, and what crosses between client and server."""

@@ -1,7 +1,7 @@
-"""One client of the federation, written once and in the plain PyTorch way, as a LightningModule.
+"""One client of the federation, written once and in plain PyTorch, as a LightningModule.
 
-The mathematics is in pure functions of (parameters, batch), so that the sequential executor calls them for one client
-after another and the stacked executor maps them over all clients at once.
+The mathematics is in pure functions of (parameters, batch), which the sequential executor calls for one client after
+another, and the stacked executor maps over all clients at once.
 """
 
 import copy
@@ -34,20 +34,21 @@ Objective = Callable[["ClientModule", Parameters, Batch, Context], Tensor]
 Penalty = Callable[[Parameters, Context], Tensor]
 #: A pure function of (client, parameters, batch, context): the predictions that are scored instead of the net's own.
 OutputRule = Callable[["ClientModule", Parameters, Batch, Context], NetOutput]
-#: Builds a net from the width of the inputs (their shape, where they are no vectors) and of the outputs.
+#: Builds a net from the widths of the inputs (their shape, if they are not vectors) and of the outputs.
 NetFactory = Callable[[Any, int], nn.Module]
 OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
 
-#: Where :meth:`ClientModule.score_table` puts what metrics that are no sums over examples are computed from.
+#: Where :meth:`ClientModule.score_table` puts the outputs that metrics which are not sums over examples need.
 LOGITS = "logits"
 
 
 def default_optimizer(parameters: Iterable[Any]) -> Optimizer:
     """Adam with learning rate 0.01 and no weight decay.
 
-    Decay moves also what a client's data never touch, such as words that its nodes do not have, and an average then
-    forgets what others learned in them: with the field's 5e-4, FedAvg ends 25 points below this on Cora (10 clients;
-    studies/results/leaderboard_a). See :mod:`fl_lightning.optimizers` for decay that averaging survives.
+    Weight decay also moves coordinates that a client's data never touch, such as those of words that its nodes do not
+    have, and averaging then forgets what other clients learned in them: with the usual 5e-4, FedAvg ends 25 points
+    lower on Cora (10 clients; studies/results/leaderboard_a). See :mod:`fl_lightning.optimizers` for weight decay that
+    goes well with averaging.
     """
     return Adam(parameters, lr=0.01, fused=True)
 
@@ -55,29 +56,31 @@ def default_optimizer(parameters: Iterable[Any]) -> Optimizer:
 class ClientModule(LightningModule, Counted):
     """A client's model, objective, evaluation and optimizer, whatever its task.
 
-    Loss, metrics and predictions are the task's (:mod:`fl_lightning.tasks`), which follows from the data. Subclass it
-    and override :meth:`loss`, :meth:`scores`, ``monitor`` or :meth:`predictions` for others of your own. Overriding
+    Loss, metrics and predictions are those of the task (:mod:`fl_lightning.tasks`), which follows from the data. For
+    your own, subclass it and override :meth:`loss`, :meth:`scores`, ``monitor`` or :meth:`predictions`. Overriding
     ``training_step`` itself ties the client to the sequential executor.
 
     Args:
-        net: Builds the net from (number of features, number of outputs), or is a net, of which every client has a
-            copy. It maps a batch to a ``NetOutput`` or to logits alone; or is a plain PyG module,
-            ``forward(x, edge_index)`` (see :mod:`fl_lightning.models.plain`). Several nets are given to the clients in
-            turn: client c has the net c modulo their number. None for the strategy's own net, or for one that fits the
-            data (:meth:`~fl_lightning.strategies.Strategy.net_for`).
+        net: A function that builds the net from (number of features, number of outputs), or a net, of which every
+            client gets a copy. The net maps a batch to a ``NetOutput`` or to logits alone, or it is a plain PyG module,
+            ``forward(x, edge_index)`` (see :mod:`fl_lightning.models.plain`). Several nets are assigned to the clients
+            in turn: client c has the net c modulo their number. None for the strategy's own net, or for one that fits
+            the data (:meth:`~fl_lightning.strategies.Strategy.net_for`).
         optimizer: Builds the client's optimizer from its parameters; None for the strategy's ``default_optimizer``.
-        gradient_clip_val: Largest Euclidean norm of a client's gradient, which is scaled down to it; None for no bound.
-        running_statistics: Whether those of normalization layers (BatchNorm) are ``personal``, and never leave their
-            client, or ``shared``, and are communicated with the parameters.
-        metrics: What else to measure of classes beside accuracy and loss, each client's own over the classes: ``f1``,
-            ``auroc`` (one class against the rest), ``balanced_accuracy``; None for nothing.
-        privacy: Differential privacy of each training example (DP-SGD), for clients that hold examples; None for none.
+        gradient_clip_val: Largest Euclidean norm of a client's gradient; a longer one is scaled down. None for no
+            bound.
+        running_statistics: Whether the running statistics of normalization layers (BatchNorm) are ``personal`` and
+            never leave their client, or ``shared`` and communicated with the parameters.
+        metrics: Further metrics for classes, in addition to accuracy and loss, averaged over the classes of each
+            client: ``f1``, ``auroc`` (one class against the rest), ``balanced_accuracy``; None for none.
+        privacy: Differential privacy of each training example (DP-SGD), for clients with examples rather than graphs;
+            None for none.
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: A value is out of range.
     """
 
-    #: Whether ``max`` or ``min`` of a metric is best, by its bare name; a subclass says it of those that it adds.
+    #: Whether ``max`` or ``min`` of a metric is best, by its bare name; a subclass declares those that it adds.
     metric_directions: ClassVar[Mapping[str, Direction]] = KNOWN
 
     settings_prefix = "model."
@@ -105,14 +108,14 @@ class ClientModule(LightningModule, Counted):
         for name in metrics or ():
             if name not in CLASS_METRICS:
                 raise ValueError(
-                    f"model.metrics holds {name!r}, which is none: give some of {', '.join(CLASS_METRICS)}"
+                    f"model.metrics has {name!r}, which is not a metric: give some of {', '.join(CLASS_METRICS)}"
                 )
         self.metrics = tuple(dict.fromkeys(metrics or ()))
         self.optimizer_factory: OptimizerFactory = default_optimizer if optimizer is None else optimizer
         self.running_statistics = running_statistics
         self.gradient_clip_val = gradient_clip_val
         self.privacy = privacy
-        self.task: Task = NodeClassification()  # until the data say another
+        self.task: Task = NodeClassification()  # until the data determine another
         self.net: nn.Module
         self.stage_objective: Objective | None = None
         self.penalty: Penalty | None = None
@@ -120,26 +123,26 @@ class ClientModule(LightningModule, Counted):
         self.output_rule: OutputRule | None = None
 
     def given(self) -> dict[str, Any]:
-        """Settings that are kept under other names."""
+        """Settings that are stored under other names."""
         return {"net": self.net_factories, "optimizer": self.optimizer_factory}
 
     def take_task(self, task: Task) -> None:
-        """Learn what there is to be learned, before anything else of the data is told.
+        """Adopt the task of the data, before anything else about the data is known.
 
         Raises:
-            ValueError: ``metrics`` holds what cannot be measured of it.
+            ValueError: ``metrics`` has one that the task does not measure.
         """
         if other := [name for name in self.metrics if name not in task.target.on_demand]:
             allowed = ", ".join(task.target.on_demand)
             raise ValueError(
-                f"model.metrics holds {other[0]!r}, which {task} does not measure: "
+                f"model.metrics has {other[0]!r}, which {task} does not measure: "
                 f"{f'give some of {allowed}' if allowed else 'leave it out'}"
             )
         self.task = task
 
     @property
     def monitor(self) -> str:
-        """The validation metric that chooses the reported round: the task's; a subclass may have its own."""
+        """The validation metric that chooses the best round: the task's; a subclass may have its own."""
         return self.task.target.monitor
 
     @property
@@ -149,7 +152,7 @@ class ClientModule(LightningModule, Counted):
 
     @classmethod
     def directions(cls) -> dict[str, Direction]:
-        """``metric_directions`` of the class and of those that it derives from, which it may overrule.
+        """``metric_directions`` of the class and of its base classes, which it may override.
 
         Raises:
             ValueError: One of them is neither ``max`` nor ``min``.
@@ -163,7 +166,7 @@ class ClientModule(LightningModule, Counted):
         return result
 
     def take_defaults(self, *, net: NetFactory, optimizer: OptimizerFactory) -> None:
-        """Take over a run's net and optimizer, each only where the client was given none of its own."""
+        """Adopt a run's default net and optimizer, each only if the client was given none of its own."""
         if not self.has_own_net:
             self.net_factories = [net]
         if not self.has_own_optimizer:
@@ -175,21 +178,21 @@ class ClientModule(LightningModule, Counted):
         num_outputs: int,
         adapt: Callable[[nn.Module], nn.Module] | None = None,
     ) -> None:
-        """Create the nets once the data's sizes are known; ``net`` is the first.
+        """Create the nets once the sizes of the data are known; ``net`` is the first.
 
         Args:
             num_features: Width of the inputs, or the shape of one example.
-            num_outputs: Classes, or targets.
-            adapt: What the strategy makes of each net (``Strategy.build_net``).
+            num_outputs: Number of classes or targets.
+            adapt: Turns each net into what the strategy needs (``Strategy.build_net``).
 
         Raises:
-            ValueError: A net cannot be built so.
+            ValueError: A net cannot be built with these sizes.
         """
         try:
             nets = [fitted(factory, num_features, num_outputs) for factory in self.net_factories]
             for net in nets:
                 adopt_statistics(net)
-        except Exception as error:  # a net is its user's code, or a class that is none
+        except Exception as error:  # a net is the user's code, or not a net at all
             why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
             raise ValueError(f"model.net, for inputs of {num_features} and {num_outputs} outputs: {why}") from error
         self.nets = nets if adapt is None else [adapt(net) for net in nets]
@@ -207,17 +210,17 @@ class ClientModule(LightningModule, Counted):
 
     @property
     def num_parameters(self) -> int:
-        """Numbers in the parameters of the (first) net."""
+        """Number of parameter values of the (first) net."""
         return sum(parameter.numel() for parameter in self.net.parameters())
 
     def communicated(self, net: nn.Module) -> dict[str, nn.Parameter]:
-        """The parameters of a net that a server may know: all but running statistics that are personal."""
+        """The parameters of a net that a server may know: all but personal running statistics."""
         stay = statistics_of(net) if self.running_statistics == "personal" else frozenset()
         return {name: parameter for name, parameter in net.named_parameters() if name not in stay}
 
     @property
     def num_communicated(self) -> int:
-        """How many of the parameters' numbers a server may know."""
+        """Number of parameter values that a server may know."""
         return sum(parameter.numel() for parameter in self.communicated(self.net).values())
 
     def parameter_dict(self) -> dict[str, Tensor]:
@@ -225,18 +228,18 @@ class ClientModule(LightningModule, Counted):
         return dict(self.net.named_parameters())
 
     def forward(self, batch: Batch) -> Tensor:
-        """The logits of the client's own net, (N, num_outputs): what ``self(batch)`` is in ``training_step``."""
+        """The logits of the client's own net, (N, num_outputs), for ``self(batch)`` in ``training_step``."""
         return as_output(self.net(batch)).logits
 
     def output(self, parameters: Parameters, batch: Batch) -> NetOutput:
         """Run the net with the given parameters; train or eval mode is the module's."""
-        # executors refuse nets with tied weights, and to look for them here takes as long as a layer
+        # executors refuse nets with tied weights; a check here would take as long as a layer
         return as_output(functional_call(self.net, dict(parameters), (batch,), tie_weights=False))
 
     def ruled_output(
         self, rule: OutputRule | None, parameters: Parameters, batch: Batch, context: Context
     ) -> NetOutput:
-        """What is scored: the net's own output, or what a rule makes of it."""
+        """The output that is scored: that of the rule, or the net's own without a rule."""
         return self.output(parameters, batch) if rule is None else rule(self, parameters, batch, context)
 
     def part_output(self, part: str, parameters: Parameters, batch: Batch) -> NetOutput:
@@ -244,13 +247,13 @@ class ClientModule(LightningModule, Counted):
 
         Args:
             part: For example ``shared`` of a :class:`~fl_lightning.models.Twin`.
-            parameters: The client's; those of the sub-net are ``<part>.<name>``.
+            parameters: The client's parameters; those of the sub-net are ``<part>.<name>``.
             batch: One client's batch.
         """
         return as_output(self.call_part(part, parameters, batch))
 
     def call_part(self, part: str, parameters: Parameters, *inputs: Any, **settings: Any) -> Any:
-        """What a sub-net makes of any inputs and settings of its ``forward``; otherwise as :meth:`part_output`."""
+        """Call a sub-net with any inputs and settings of its ``forward``; otherwise as :meth:`part_output`."""
         net, part_parameters = self.net.get_submodule(part), parameters_of(part, parameters)
         return functional_call(net, part_parameters, inputs, settings, tie_weights=False)
 
@@ -267,12 +270,12 @@ class ClientModule(LightningModule, Counted):
     def objective(self, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
         """The local loss, a pure function: the loss of the net's output on the batch.
 
-        A stage may have another objective (``Stage.objective``) and a penalty beside it (``Stage.penalty``).
+        A stage may have another objective (``Stage.objective``) and an additional penalty (``Stage.penalty``).
 
         Args:
             parameters: All parameters of the net.
             batch: One client's batch.
-            context: What else the client knows: the parameters it began the stage with, what the server sent.
+            context: What else the client knows: the parameters it began the stage with and what the server sent.
 
         Returns:
             Scalar loss.
@@ -280,13 +283,13 @@ class ClientModule(LightningModule, Counted):
         return self.loss(self.output(parameters, batch), batch)
 
     def loss(self, output: NetOutput, batch: Batch) -> Tensor:
-        """The task's: mean loss over the training examples, scalar (or one for each client of a stack)."""
+        """The loss of the task: mean over the training examples, scalar (or one value for each client of a stack)."""
         return self.task.target.loss(output.logits, batch)
 
     def scores(self, output: NetOutput, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
-        """Numerator and denominator of each metric, by name; ``val/...`` chooses and ``test/...`` is reported.
+        """Numerator and denominator of each metric, by name; ``val/...`` selects and ``test/...`` is reported.
 
-        They are the task's means over the examples of each split.
+        By default, those of the task: means over the examples of each split.
         """
         return self.task.target.scores(output.logits, batch)
 
@@ -305,8 +308,8 @@ class ClientModule(LightningModule, Counted):
         """The scores of a batch that was scored in parts, (..., 2).
 
         Args:
-            parts: The batch's parts, of one client or of a stack.
-            tables: What :meth:`score_table` found of each.
+            parts: The parts of the batch, of one client or of a stack.
+            tables: The result of :meth:`score_table` for each.
         """
         result = {
             name: torch.stack([table[name] for table in tables]).sum(dim=0) for name in tables[0] if name != LOGITS
@@ -323,7 +326,7 @@ class ClientModule(LightningModule, Counted):
         return result
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """The stage's objective and its penalty on this client's own parameters."""
+        """The stage's objective and penalty for this client's own parameters."""
         parameters = self.parameter_dict()
         if self.stage_objective is None:
             loss = self.objective(parameters, batch, self.context)
@@ -332,7 +335,7 @@ class ClientModule(LightningModule, Counted):
         return loss if self.penalty is None else loss + self.penalty(parameters, self.context)
 
     def predictions(self, output: NetOutput) -> Tensor:
-        """The task's: of every example the probabilities of classes or labels, or numbers, (N, num_outputs)."""
+        """The predictions of the task: probabilities of classes or labels, or numbers, (N, num_outputs)."""
         return self.task.target.predictions(output.logits)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -369,9 +372,10 @@ class ClientModule(LightningModule, Counted):
         return clipped(gradients, self.gradient_clip_val, models)
 
     def constrain(self, parameters: Parameters, context: Context) -> Parameters:
-        """Values that replace parameters after every optimizer step, by name: a projection onto what is allowed.
+        """Values that replace parameters after every optimizer step, by name: a projection onto the allowed values.
 
-        A pure function of all parameters of one client; none is constrained here. It must leave alone what is allowed.
+        A pure function of all parameters of one client, without constraints by default. It must leave allowed values
+        unchanged.
         """
         return {}
 
@@ -381,7 +385,7 @@ class ClientModule(LightningModule, Counted):
 
 
 def parameters_of(part: str, parameters: Parameters) -> dict[str, Tensor]:
-    """Parameters of a sub-net by their names in it.
+    """Parameters of a sub-net, by their names in it.
 
     Example:
         >>> sorted(parameters_of("shared", {"shared.head.bias": 1, "personal.head.bias": 2}))  # tensors, usually

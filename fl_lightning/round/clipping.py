@@ -12,9 +12,9 @@ def clipped(
     """Scale each client's gradient down to a Euclidean norm, (C, *shape) by name; None stays None.
 
     Args:
-        gradients: Of all parameters.
+        gradients: Gradients of all parameters.
         most: The largest norm.
-        models: Parts that are models by themselves, by the first part of their parameters' names: each has a norm of
+        models: Sub-nets that are models of their own, by the first part of their parameters' names: each has a norm of
             its own.
     """
     groups: dict[str, dict[str, Tensor]] = {}

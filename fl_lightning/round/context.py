@@ -1,6 +1,6 @@
-"""What a client knows during a stage beside its parameters and its batch.
+"""What a client knows during a stage in addition to its parameters and its batch.
 
-Shape legend: none of these tensors has a client dimension; ``torch.vmap`` gives it to them as to the batch.
+Shape legend: none of these tensors has a client dimension; ``torch.vmap`` adds it, as to the batch.
 """
 
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ Parameters = Mapping[str, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """Given to every function that a stage has a client compute.
+    """The last argument of every function that a client computes in a stage.
 
     Attributes:
-        anchor: All of the client's parameters as the stage found them, what the server sent included; a stage may move
-            it (``Stage.program``).
-        received: The tensors that the server sent beside parameters, by name.
+        anchor: All of the client's parameters at the beginning of the stage, including what the server sent; a stage
+            may move it (``Stage.program``).
+        received: The tensors that the server sent in addition to parameters, by name.
         client_state: The client's own tensors that live on between stages, by name (``Strategy.client_state``).
-        step: Local steps taken in this stage so far, the same number for all clients that are stepped together; 0 for
+        step: Number of local steps in this stage so far, the same for all clients that are stepped together; 0 for
             what is computed after them (client outputs, client state) and in evaluations.
     """
 

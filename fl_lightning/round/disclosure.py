@@ -1,6 +1,6 @@
-"""What leaves a client, in words, from the stages themselves: a strategy need not say it a second time.
+"""A description of what leaves a client, derived from the stages themselves.
 
-A client output is described by the first line of the documentation of the function that computes it.
+A client output is described by the first line of the docstring of the function that computes it.
 """
 
 import inspect
@@ -8,17 +8,17 @@ from collections.abc import Sequence
 
 from fl_lightning.round.stage import ClientOutput, Stage
 
-#: What leaves beside, in every stage and at every evaluation.
+#: What also leaves a client, in every stage and at every evaluation.
 COUNTS = "numbers of training examples and of local steps"
 SCORES = "numerator and denominator of each metric and split"
 
 
 def what_leaves(stage: Stage, names: Sequence[str]) -> list[str]:
-    """What a client sends in a stage, beside :data:`COUNTS`; empty for nothing.
+    """What a client sends in a stage in addition to :data:`COUNTS`; empty for nothing.
 
     Args:
         stage: The stage.
-        names: Of all parameters of a client.
+        names: Names of all parameters of a client.
 
     """
     leaving = []
@@ -32,8 +32,8 @@ def what_leaves(stage: Stage, names: Sequence[str]) -> list[str]:
 
 
 def _named(chosen: Sequence[str], names: Sequence[str]) -> str:
-    """Some of the parameters, by the modules or the last names that the others have to themselves."""
-    modules, leaves = ({_split(name)[location] for name in chosen} for location in (0, 1))
+    """Describe some of the parameters by the modules or the last names that the other parameters have in common."""
+    modules, leaves = ({_split(name)[part] for name in chosen} for part in (0, 1))
     local: dict[str, None] = {}
     for name in names:
         module, leaf = _split(name)
@@ -51,7 +51,7 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def describes(output: ClientOutput) -> str:
-    """The first line of a client output's documentation behind a colon; empty where it has none."""
+    """The first line of a client output's docstring after a colon; empty if it has none."""
     text = inspect.getdoc(output if inspect.isroutine(output) else type(output))
     if not text:
         return ""

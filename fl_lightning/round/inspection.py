@@ -1,4 +1,4 @@
-"""The checks of what crosses between server and clients: uploads before they are used, models before they are sent.
+"""Checks of what crosses between server and clients: uploads before they are used, models before they are sent.
 
 Shape legend: C clients.
 """
@@ -12,16 +12,16 @@ from torch import Tensor
 from fl_lightning.round.payload import FLAT, Payload, finite_rows, row_norms
 from fl_lightning.round.stage import Stage
 
-#: Lengths of uploads up to this one have squares whose sum over a million clients is finite in float32.
+#: The squares of norms up to this one have a sum over a million clients that is finite in float32.
 LARGEST_NORM = 1e16
-#: Updates more than so many times as long as the median are reported.
+#: Updates whose norm is more than this multiple of the median are reported.
 UNUSUAL = 1e3
-#: Only where an update is more than so many times as long as the median one are updates computed, for that takes time.
+#: To save time, updates are computed only if some upload's norm is more than this multiple of the median.
 FAR = 10.0
 
 
 class ServerDiverged(RuntimeError):
-    """The models that the server holds for clients are not finite."""
+    """The server's models are not finite."""
 
 
 def inspect_upload(
@@ -36,14 +36,14 @@ def inspect_upload(
 
     Args:
         upload: What arrived.
-        stage: What was asked for.
+        stage: The stage that the upload belongs to.
         architectures: The parameters of one client of each architecture, for their shapes.
-        sent: What the server had sent, where the clients' training began.
+        sent: What the server had sent, from which the clients' training began.
         max_update_norm: Largest Euclidean norm of a client's update of its parameters; None for no bound.
 
     Returns:
-        The sound rows; why each other row was refused, by client; and how long are updates that are kept though they
-        are more than 1,000 times as long as the median, and so decide an average by themselves.
+        The valid rows; why each other row was refused, by client; and, by client, a message about each update that is
+        kept although it is more than 1,000 times as long as the median, so that it alone decides an average.
 
     Raises:
         ValueError: Names or shapes are not those of the stage (an attack or a callback changed them for all clients).
@@ -72,7 +72,7 @@ def inspect_upload(
 
 
 def _check_form(upload: Payload, stage: Stage, architectures: Sequence[Mapping[str, Tensor]]) -> None:
-    """Refuse tensors that the stage did not ask for, or of another shape, and miss those that it did."""
+    """Refuse an upload in which tensors of the stage are missing, unexpected or of a wrong shape."""
     if stage.flat:
         longest = max(sum(parameter.numel() for parameter in net.values()) for net in architectures)
         expected = {FLAT: torch.Size([longest])}
@@ -94,12 +94,12 @@ def _without(upload: Payload, clients: Container[int]) -> Payload:
 
 
 def _norms(upload: Payload, tensors: Mapping[str, Tensor]) -> dict[int, float]:
-    """Lengths of each client's rows, by client."""
+    """The norm of each client's rows, by client."""
     return dict(zip(upload.clients, row_norms(tensors.values()).tolist(), strict=True))
 
 
 def _unusual(upload: Payload, stage: Stage, sent: Payload | None, lengths: Sequence[float]) -> dict[int, str]:
-    """Which updates (client outputs, where no parameters are communicated) are far longer than the median."""
+    """Messages about updates (client outputs, if no parameters are communicated) far longer than the median."""
     if not lengths or max(lengths) <= FAR * statistics.median(lengths):
         return {}
     norms = _norms(upload, updates(upload, stage, sent) if upload.parameters else upload.extras)
@@ -112,7 +112,7 @@ def _unusual(upload: Payload, stage: Stage, sent: Payload | None, lengths: Seque
 
 
 def updates(upload: Payload, stage: Stage, sent: Payload | None) -> dict[str, Tensor]:
-    """How far clients moved from what they were sent; what they sent, where no start is known. (C, *shape) by name."""
+    """How far clients moved from what they were sent; what they sent, if that is unknown. (C, *shape) by name."""
     if stage.as_update or sent is None:
         return dict(upload.parameters)
     start = sent.rows(upload.clients).parameters
@@ -120,14 +120,14 @@ def updates(upload: Payload, stage: Stage, sent: Payload | None) -> dict[str, Te
 
 
 def check_models(models: Payload | None, names: Sequence[str]) -> None:
-    """Refuse models of the server's that are not finite.
+    """Check that the server's models are finite.
 
     Args:
-        models: What it sends to clients or lets them be scored with.
-        names: Of all clients, by index.
+        models: The models that it sends to clients or that are evaluated.
+        names: Names of all clients, by index.
 
     Raises:
-        ServerDiverged: Some are not.
+        ServerDiverged: Some are not finite.
     """
     if models is None or not models.parameters or not models.clients:
         return

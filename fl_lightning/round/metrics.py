@@ -11,10 +11,10 @@ from fl_lightning.round.payload import Payload
 
 
 class OverClients(Metric):
-    """Mean, standard deviation, worst and weighted mean over clients of one per-client metric.
+    """Mean, standard deviation, worst value and weighted mean over clients of one per-client metric.
 
-    Federated accuracy is the plain mean over clients of each client's accuracy on its own nodes (Shamsian et al., ICML
-    2021); the standard deviation is the population's. Clients without any example are left out.
+    Federated accuracy is the unweighted mean over clients of each client's accuracy on its own nodes (Shamsian et al.,
+    ICML 2021); the standard deviation is the population's. Clients without any example are left out.
 
     Args:
         higher_is_better: Whether the worst client is the one with the smallest value.
@@ -24,7 +24,7 @@ class OverClients(Metric):
     clients: list[Tensor]
 
     def __init__(self, *, higher_is_better: bool = True) -> None:
-        super().__init__(sync_on_compute=False)  # payloads are gathered before they are summed up
+        super().__init__(sync_on_compute=False)  # payloads are gathered before they are summarized
         self.larger_wins = higher_is_better
         self.add_state("clients", default=[], dist_reduce_fx="cat")
 
@@ -43,13 +43,13 @@ class OverClients(Metric):
 
 
 def over_clients(totals_C2: Tensor, *, higher_is_better: bool | Tensor = True) -> dict[str, Tensor]:
-    """What :class:`OverClients` computes, as a function; of many metrics at once with a leading dimension.
+    """The function behind :class:`OverClients`; with a leading dimension for many metrics at once.
 
     Args:
         totals_C2: Numerator and number of examples of each client, (C, 2), or (metrics, C, 2).
-        higher_is_better: Whether the worst client is the one with the smallest value; one for each metric.
+        higher_is_better: Whether the worst client is the one with the smallest value; one flag for each metric.
     """
-    # one more client without examples: there may be no other
+    # one more client without examples, since there may be no clients
     total_C, count_C = torch.nn.functional.pad(totals_C2.double(), (0, 0, 0, 1)).unbind(dim=-1)
     has_C = count_C > 0
     num_clients = has_C.sum(dim=-1)
@@ -71,13 +71,13 @@ def summarize(scores: Payload, prefix: str = "", directions: Mapping[str, Direct
 
     Args:
         scores: Numerator and number of examples of each metric and client, (C, 2).
-        prefix: Goes before the names.
+        prefix: Prefix of the names.
         directions: Whether more or less of a metric is better, by its bare name.
 
     Returns:
         For a metric ``val/acc``: its mean over clients under ``val/acc``, and ``val/acc_std``, ``val/acc_worst``,
-        ``val/acc_weighted``; each name behind ``prefix``. Which client is the worst cannot be told of a metric of
-        unknown direction, so that has no ``_worst``.
+        ``val/acc_weighted``; each name after ``prefix``. A metric of unknown direction has no worst client, and hence
+        no ``_worst``.
     """
     if not scores.extras:
         return {}
@@ -87,22 +87,24 @@ def summarize(scores: Payload, prefix: str = "", directions: Mapping[str, Direct
     result = over_clients(torch.stack(list(scores.extras.values())).cpu(), higher_is_better=larger_wins)
     metrics = {"" if kind == "mean" else f"_{kind}": values.tolist() for kind, values in result.items()}
     return {
-        f"{name}{kind}": values[location]
-        for location, name in enumerate(names)
+        f"{name}{kind}": values[i]
+        for i, name in enumerate(names)
         for kind, values in metrics.items()
-        if kind != "_worst" or known[location]
+        if kind != "_worst" or known[i]
     }
 
 
 def summarize_sums(sums: Mapping[str, Tensor], prefix: str = "") -> dict[str, float]:
-    """Metrics of a federation whose clients tell no more than sums: there is no worst client, and no deviation.
+    """Metrics of a federation whose clients reveal only sums: no worst client and no standard deviation.
 
     Args:
-        sums: Of each metric, (4,): of the clients' values, how many clients have one, of numerators, of denominators.
-        prefix: Goes before the metrics' names.
+        sums: For each metric, (4,): the sum of the clients' values, the number of clients that have one, and the sums
+            of numerators and of denominators.
+        prefix: Prefix of the metrics' names.
 
     Returns:
-        For a metric ``val/acc``: its mean over clients under ``val/acc``, and ``val/acc_weighted``; nan of nobody.
+        For a metric ``val/acc``: its mean over clients under ``val/acc``, and ``val/acc_weighted``; nan if no client
+        has a value.
     """
     metrics: dict[str, float] = {}
     for name, (value, count, total, weight) in sums.items():
@@ -112,6 +114,6 @@ def summarize_sums(sums: Mapping[str, Tensor], prefix: str = "") -> dict[str, fl
 
 
 def client_values(scores: Payload, name: str, clients: Sequence[int] | None = None) -> Tensor:
-    """Each client's value of a metric (C,), nan without examples."""
+    """Each client's value of a metric, (C,); nan without examples."""
     totals = scores.rows(clients).extras[name] if clients is not None else scores.extras[name]
     return (totals[:, 0] / totals[:, 1]).cpu()

@@ -1,4 +1,4 @@
-"""Who takes part in a round, who drops out of it, who is slow, and what is done about clients that fail."""
+"""Which clients take part in a round, drop out of it or are slow, and what happens if clients fail."""
 
 import math
 from collections.abc import Sequence
@@ -10,39 +10,39 @@ from fl_lightning.counts import Counted
 from fl_lightning.kernels.randomness import generator
 from fl_lightning.renamed import refuse_former_names
 
-#: The longest time limit: a year; alarms that are much later cannot be set.
+#: The longest time limit, a year; alarms cannot be set for much later.
 LONGEST_SECONDS = 365 * 24 * 3600
 
 
 @refuse_former_names
 class Participation(Counted):
-    """Chooses the clients of each round, from the seed and the round alone.
+    """Chooses the clients of each round from the seed and the round alone.
 
     Args:
         fraction: Share of the training clients chosen for a round, in (0, 1]; at least one client.
         num_clients: Number of clients chosen for a round, instead of ``fraction``.
-        dropout_probability: Chance that a chosen client does not respond this round.
-        straggler_probability: Chance that a chosen client manages only some of its local epochs (uniform below the full
-            number, as in FedProx).
-        held_out_fraction: Share of all clients kept out of training, to join the server of the best round at the end,
-            as unseen clients.
-        evaluation_clients: Number of training clients that are evaluated, drawn once for the whole run, so that rounds
-            can be compared; None for all of them. Predictions are made for all.
+        dropout_probability: Probability that a chosen client does not respond in a round.
+        straggler_probability: Probability that a chosen client completes only some of its local epochs (uniform below
+            the full number, as in FedProx).
+        held_out_fraction: Share of all clients that are held out of training, to be onboarded to the server of the best
+            round at the end as unseen clients.
+        evaluation_clients: Number of training clients that are evaluated, drawn once for the whole run so that rounds
+            can be compared; None for all of them. Predictions are made for all clients.
         on_failure: ``skip`` leaves a failing client out of the round and goes on; ``stop`` ends the run.
-        min_clients: Updates that a round needs; robust aggregation may need more. One with fewer fails: the server
-            aggregates nothing of the stage in which they are too few, nor of later ones.
-        max_failed_rounds: Failed rounds in a row after which the run ends with an error.
-        max_update_norm: Largest Euclidean norm of a client's update (of all parameters that it responds, less those it
-            was sent; where a stage sends none, of those themselves). A longer one is left out as a failure. None for no
-            bound.
-        time_limit_seconds: Time that a client may take for a stage, or for an evaluation. One that takes longer is left
-            out as a failure; what it does in one call of compiled code is ended when that returns. Clients of a group
-            of the stacked executor compute together, for as long as all of them may take; where that is not enough,
-            each is tried alone. None for no bound. (Time is not the same twice: a run in which a client is too slow
-            need not end the same when it is repeated or resumed.)
+        min_clients: Number of updates that a round needs (its quorum); robust aggregation may need more. A round with
+            fewer fails: the server aggregates nothing in the stage that has too few, nor in later ones.
+        max_failed_rounds: Number of failed rounds in a row after which the run ends with an error.
+        max_update_norm: Largest Euclidean norm of a client's update (all parameters that it sends, minus those that it
+            was sent; in a stage that sends none, the parameters themselves). A client with a longer one counts as
+            failed. None for no bound.
+        time_limit_seconds: Time that a client may take for a stage or an evaluation. A client that takes longer counts
+            as failed; a call of compiled code is interrupted only when it returns. The clients in a group of the
+            stacked executor compute together, within the sum of their limits; if that is not enough, each is tried
+            alone. None for no bound. (Times vary: a run in which a client is too slow may end differently when it is
+            repeated or resumed.)
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: A value is out of range.
     """
 
     settings_prefix = "participation."
@@ -105,8 +105,8 @@ class Participation(Counted):
         """The clients that are not held out.
 
         Raises:
-            ValueError: More clients are asked for in a round than there are, or needed than are asked, or none would be
-                left to train.
+            ValueError: A round asks for more clients than there are, or needs more than it asks for, or no client would
+                be left to train.
         """
         num_new = round(self.held_out_fraction * num_clients)
         remaining = num_clients - num_new
@@ -135,8 +135,8 @@ class Participation(Counted):
         """Draw a round.
 
         Returns:
-            The share of its local epochs that each participating client manages (1 unless it is a straggler), by
-            client ascending; and the chosen clients that dropped out.
+            The work fraction of each participating client (1 unless it is a straggler), by client ascending; and the
+            chosen clients that dropped out.
         """
         rng = generator(seed, "participation", round_idx)
         wanted = self.num_chosen(len(clients))
@@ -154,7 +154,7 @@ class Participation(Counted):
         if self.evaluation_clients is None:
             return tuple(clients)
         order = torch.randperm(len(clients), generator=generator(seed, "evaluation clients")).tolist()
-        return tuple(sorted(clients[location] for location in order[: self.evaluation_clients]))
+        return tuple(sorted(clients[i] for i in order[: self.evaluation_clients]))
 
     def num_chosen(self, num_clients: int) -> int:
         """How many of the training clients are chosen for a round."""
@@ -162,10 +162,10 @@ class Participation(Counted):
 
 
 def epochs_of(work_fraction: float, num_epochs: int) -> int:
-    """Local epochs of a client: all for a work fraction of 1, for a straggler at least one and fewer than all.
+    """Number of local epochs of a client: all for a work fraction of 1; for a straggler at least one, fewer than all.
 
     Example:
-        >>> [epochs_of(work fraction, 5) for work fraction in (1.0, 0.99, 0.5, 0.0)]
+        >>> [epochs_of(work_fraction, 5) for work_fraction in (1.0, 0.99, 0.5, 0.0)]
         [5, 4, 3, 1]
     """
     return num_epochs if work_fraction == 1.0 or num_epochs < 2 else 1 + math.floor(work_fraction * (num_epochs - 1))

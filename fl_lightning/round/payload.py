@@ -1,4 +1,4 @@
-"""What crosses the boundary between client and server, and nothing else does.
+"""The payload: all that crosses the boundary between client and server.
 
 Shape legend: C clients.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-#: Name of the row that holds all of a client's parameters, where architectures differ.
+#: Name of the row with all of a client's parameters, if architectures differ.
 FLAT = "flat"
 
 
@@ -22,10 +22,10 @@ class Payload:
         clients: Client indices, ascending; row c of every tensor belongs to ``clients[c]``.
         parameters: Model parameters by their name in the client's net, (C, *shape).
         extras: Everything else that is exchanged (embeddings, prototypes, ...), by name, (C, ...).
-        num_examples: Labeled training examples of each client (C,), on uploads.
-        num_steps: Local steps that each client took (C,), on uploads.
-        lengths: Of each client output with a row for every example of a client, how many rows are the client's (C,);
-            the rest is padding, zero.
+        num_examples: Number of labeled training examples of each client (C,), in uploads.
+        num_steps: Number of local steps that each client took (C,), in uploads.
+        lengths: For each client output with one row per example, how many rows each client has (C,); the rest is zero
+            padding.
     """
 
     clients: tuple[int, ...]
@@ -38,10 +38,10 @@ class Payload:
     def __post_init__(self) -> None:
         both = sorted(
             self.parameters.keys() & self.extras.keys()
-        )  # the same tensor under one name is communicated once
+        )  # a tensor that is in both under one name is communicated once
         if different := [name for name in both if not torch.equal(self.parameters[name], self.extras[name])]:
             raise ValueError(
-                f"payload: {different} are parameters and client outputs; a client output needs a name of its own"
+                f"payload: {different} name parameters and client outputs; a client output needs a name of its own"
             )
         for name, tensor in self.tensors().items():
             if tensor.requires_grad:
@@ -52,9 +52,9 @@ class Payload:
         return {**self.parameters, **self.extras}
 
     def named(self) -> dict[str, Tensor]:
-        """The same and what is counted.
+        """The tensors of :meth:`tensors` and the counts.
 
-        Parameters behind ``p/``, client outputs behind ``s/``, lengths behind ``l/``.
+        The prefix of parameters is ``p/``, of client outputs ``s/``, of lengths ``l/``.
         """
         named = {f"p/{name}": tensor for name, tensor in self.parameters.items()}
         named |= {f"s/{name}": tensor for name, tensor in self.extras.items()}
@@ -79,13 +79,13 @@ class Payload:
         )
 
     def mask(self, name: str) -> Tensor:
-        """Which rows of a client output that has one for every example are no padding, boolean (C, N)."""
+        """Which rows of a client output with one row per example are not padding, boolean (C, N)."""
         places_N = torch.arange(self.extras[name].shape[1], device=self.lengths[name].device)
         return places_N < self.lengths[name][:, None]
 
     @property
     def num_bytes(self) -> int:
-        """Bytes on the wire, all clients together, without padding."""
+        """Bytes on the wire for all clients together, without padding."""
         total = sum(tensor.nbytes for tensor in self.tensors().values())
         for name, length_C in self.lengths.items():
             num_rows, num_bytes = self.extras[name].shape[:2].numel(), self.extras[name].nbytes
@@ -100,25 +100,25 @@ class Payload:
         index = torch.tensor([position[client] for client in clients], dtype=torch.int64)
 
         def pick(tensor: Tensor) -> Tensor:
-            if tensor.stride(0) == 0:  # the same for every client, held once
+            if tensor.stride(0) == 0:  # the same for every client, stored once
                 return tensor[:1].expand(len(clients), *tensor.shape[1:])
             return tensor[index.to(tensor.device)]
 
         return self._map(clients, pick)
 
     def copy(self) -> "Payload":
-        """The same in memory of its own."""
+        """A copy that shares no memory."""
         return self._map(self.clients, torch.Tensor.clone)
 
     def padded(self, name: str, size: int) -> "Payload":
-        """The payload with a client output that holds a row for every example padded to so many rows."""
+        """The payload with a client output that has one row per example padded to ``size`` rows."""
         tensor = self.extras[name]
         if tensor.shape[1] == size:
             return self
         return dataclasses.replace(self, extras={**self.extras, name: pad_examples(tensor, size)})
 
     def _map(self, clients: Sequence[int], change: Callable[[Tensor], Tensor]) -> "Payload":
-        """A payload of some clients, of changed tensors."""
+        """A payload of some clients, with changed tensors."""
         return Payload.from_named(clients, {name: change(tensor) for name, tensor in self.named().items()})
 
     @classmethod
@@ -128,11 +128,11 @@ class Payload:
         clients: Sequence[int],
         allocate: Callable[[Sequence[int], torch.dtype, torch.device], Tensor],
     ) -> "Payload":
-        """Join payloads of disjoint clients as they come, in memory that is taken once.
+        """Join payloads of disjoint clients as they arrive, in memory that is allocated once.
 
         Args:
-            payloads: All with the same names.
-            clients: All that may come, ascending; those that do not are left out.
+            payloads: Payloads with the same names.
+            clients: All clients that may appear, ascending; those that do not are left out.
             allocate: Makes a tensor from its shape, type and device.
         """
         row = {client: row for row, client in enumerate(clients)}
@@ -160,7 +160,7 @@ def concatenate(payloads: Iterable[Payload]) -> Payload:
     """Join payloads of disjoint clients into one, clients ascending.
 
     Raises:
-        ValueError: The payloads do not hold the same names, in the same shapes.
+        ValueError: The payloads do not have the same names and shapes.
     """
     parts = [payload for payload in payloads if payload.clients]
     if not parts:
@@ -169,21 +169,21 @@ def concatenate(payloads: Iterable[Payload]) -> Payload:
     for part in parts[1:]:
         if other := names ^ part.named().keys():
             missing = sorted(name[2:] if name[1] == "/" else name for name in other)
-            raise ValueError(f"payloads hold different tensors: {missing} are not in all")
+            raise ValueError(f"payloads have different tensors: {missing} are not in all")
     for name in parts[0].lengths:
         size = max(part.extras[name].shape[1] for part in parts)
         parts = [part.padded(name, size) for part in parts]
     clients = torch.tensor([client for part in parts for client in part.clients])
     ordered, order = clients.sort()
     is_ordered = torch.equal(clients, ordered)
-    locations = () if is_ordered else torch.split(order.argsort(), [len(part.clients) for part in parts])
+    positions = () if is_ordered else torch.split(order.argsort(), [len(part.clients) for part in parts])
 
     def join(tensors: list[Tensor]) -> Tensor:
         if is_ordered:
             return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
         joined = tensors[0].new_empty(len(clients), *tensors[0].shape[1:])
-        for location, tensor in zip(locations, tensors, strict=True):
-            joined[location.to(joined.device)] = tensor
+        for position, tensor in zip(positions, tensors, strict=True):
+            joined[position.to(joined.device)] = tensor
         return joined
 
     named = [part.named() for part in parts]
@@ -211,9 +211,9 @@ def flatten(parameters: Mapping[str, Tensor]) -> Tensor:
 
 
 def from_wire(tensors: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-    """Parameters by their own names, whether they were communicated so or as the row ``flat``.
+    """Parameters by their own names, whether they were communicated by name or as the row ``flat``.
 
-    ``shapes`` of one client.
+    ``shapes`` are those of one client.
     """
     if FLAT not in tensors:
         return dict(tensors)
@@ -221,7 +221,7 @@ def from_wire(tensors: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -
 
 
 def to_wire(tensors: Mapping[str, Tensor], length: int) -> dict[str, Tensor]:
-    """All of the clients' parameters as rows ``flat`` (C, length), zero behind the parameters."""
+    """All of the clients' parameters as rows ``flat`` (C, length), padded with zeros."""
     row_CP = flatten(tensors)
     return {FLAT: torch.nn.functional.pad(row_CP, (0, length - row_CP.shape[1]))}
 

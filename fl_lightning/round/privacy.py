@@ -1,8 +1,8 @@
-"""Differential privacy of single training examples: what a step of training may take from its gradients (DP-SGD).
+"""Differential privacy of single training examples: clipped and noisy gradients (DP-SGD).
 
 Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang: "Deep Learning with Differential Privacy", CCS 2016, algorithm
-1, as Opacus has it: each example is drawn with probability q, its gradient is shortened to a norm S, the sum has normal
-noise of standard deviation z S, and is divided by the number of examples that is expected.
+1, as in Opacus: each example is drawn with probability q, its gradient is clipped to a norm S, normal noise of standard
+deviation z S is added to the sum, and the result is divided by the expected number of examples.
 
 Shape legend: C clients, B drawn examples (padded), D numbers of the trained parameters. There is no C for one client.
 """
@@ -24,29 +24,29 @@ from fl_lightning.extras import require
 from fl_lightning.kernels.randomness import random_normal, random_uniform, subkey
 from fl_lightning.round.context import Parameters
 
-#: Numbers of the gradients of single examples that are held at once (256 MiB in float32).
+#: Limit of the gradient values of single examples that are in memory at once (256 MiB in float32).
 GRADIENT_NUMBERS = 64 * 2**20
 
 
 class PrivacySpent(ValueError):
-    """One more stage would tell more of a client's examples than was allowed."""
+    """One more stage would reveal more about a client's examples than is allowed."""
 
 
 class RecordPrivacy(Counted):
-    """Differential privacy of each training example of a client, whatever else the client holds.
+    """Differential privacy of each training example of a client, whatever else the client has.
 
-    The sampling probability is the data's batch size over the client's number of training examples; 1 without one.
-    ε compares a client's data with the same where one training example counts for nothing; how many there are is taken
-    to be known. It is of all that a client's training sends, over all rounds, and not of metrics.
+    The sampling probability is the data's batch size over the client's number of training examples; 1 without a batch
+    size. ε compares a client's data with the same data in which one training example counts for nothing; the number of
+    examples is assumed to be public. It covers all that a client's training sends, over all rounds, but not metrics.
 
     Args:
         max_grad_norm: S, the largest Euclidean norm of one example's gradient over all trained parameters, positive.
         noise_multiplier: z, at least 0; without noise nothing is private, and ε is infinite.
         delta: δ, in (0, 1); well below one over the number of examples.
-        max_epsilon: The ε that no client may exceed: it fails instead of training on. None for no bound.
+        max_epsilon: The ε that no client may exceed: it fails instead of training further. None for no bound.
 
     Raises:
-        ValueError: A value is out of its range, or dp-accounting is not installed.
+        ValueError: A value is out of range, or dp-accounting is not installed.
     """
 
     settings_prefix = "model.privacy."
@@ -72,10 +72,10 @@ class RecordPrivacy(Counted):
 
 
 class KeyedNumbers:
-    """Random numbers by the keys of the run's seed: the same in every executor, and known to whoever knows the seed."""
+    """Random numbers from keys of the run's seed: the same in every executor, and known to all who have the seed."""
 
     def uniform(self, key: Tensor, count: int) -> Tensor:
-        """Numbers in (0, 1), float64 (*key.shape, count); the first do not depend on how many there are."""
+        """Numbers in (0, 1), float64 (*key.shape, count); the first ones do not depend on ``count``."""
         return random_uniform(subkey(key, "poisson"), count, 1)[..., 0]
 
     def normal(self, key: Tensor, count: int) -> Tensor:
@@ -84,7 +84,7 @@ class KeyedNumbers:
 
 
 class SecretNumbers(KeyedNumbers):
-    """The same of the system's entropy, never twice: nobody can take the noise off, and no draw can be repeated."""
+    """Random numbers from the system's entropy: nobody can subtract the noise, and no draw can be repeated."""
 
     def uniform(self, key: Tensor, count: int) -> Tensor:
         """Numbers in (0, 1), float64 (*key.shape, count): odd multiples of 2**-53."""
@@ -101,13 +101,13 @@ class SecretNumbers(KeyedNumbers):
 def draw_noise(
     numbers: KeyedNumbers, key: Tensor, parameters: Parameters, noise_multiplier: float
 ) -> dict[str, Tensor]:
-    """Normal numbers of standard deviation ``noise_multiplier`` by the names and shapes of parameters, (*shape).
+    """Normal numbers of standard deviation ``noise_multiplier``, with the names and shapes of the parameters, (*shape).
 
     Args:
-        numbers: Where from.
-        key: int64 key of the step, scalar, or (C,) where the parameters have a client dimension.
+        numbers: Source of random numbers.
+        key: int64 key of the step, scalar, or (C,) if the parameters have a client dimension.
         parameters: The trained parameters.
-        noise_multiplier: The deviation.
+        noise_multiplier: The standard deviation.
     """
     if not noise_multiplier:
         return {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
@@ -132,40 +132,40 @@ def private_gradient(
     An example whose gradient is not finite counts as one whose gradient is zero.
 
     Args:
-        loss: Of a batch of one example.
-        trained: The parameters that the gradient is of.
-        batch: What was drawn of one client's examples.
+        loss: Loss of a batch of one example.
+        trained: The parameters whose gradient is taken.
+        batch: The drawn examples of one client.
         noise: Normal numbers of standard deviation z, by the same names.
         max_grad_norm: S.
-        most_examples: Examples whose gradients are held at once.
+        most_examples: Number of examples whose gradients are in memory at once.
     """
     fields = {name: tensor for name, tensor in batch.tensors().items() if name not in ("key", "expected")}
     yes, no = torch.ones_like(batch.train_mask[:1]), torch.zeros_like(batch.train_mask[:1])
     masks = {"example_mask": yes, "train_mask": yes, "val_mask": no, "test_mask": no}
 
-    def of_one(trained: Parameters, location: Tensor, tensors: dict[str, Tensor]) -> Tensor:
-        key = subkey(batch.key ^ location, "example")  # what is dropped is dropped of each example by itself
+    def of_one(trained: Parameters, index: Tensor, tensors: dict[str, Tensor]) -> Tensor:
+        key = subkey(batch.key ^ index, "example")  # dropout is drawn for each example separately
         return loss(
             trained, batch.replace({name: tensor[None] for name, tensor in tensors.items()} | masks | {"key": key})
         )
 
-    place_B = torch.arange(batch.train_mask.shape[0], device=batch.key.device)
+    index_B = torch.arange(batch.train_mask.shape[0], device=batch.key.device)
     gradients = torch.vmap(torch.func.grad(of_one), in_dims=(None, 0, 0))
     total: dict[str, Tensor] = {}
-    for start in range(0, len(place_B), most_examples):
+    for start in range(0, len(index_B), most_examples):
         some = slice(start, start + most_examples)
-        result = gradients(dict(trained), place_B[some], {name: tensor[some] for name, tensor in fields.items()})
-        clipped = clipped_sum(result, batch.train_mask[some], max_grad_norm)
+        gradient = gradients(dict(trained), index_B[some], {name: tensor[some] for name, tensor in fields.items()})
+        clipped = clipped_sum(gradient, batch.train_mask[some], max_grad_norm)
         total = {name: total[name] + part if total else part for name, part in clipped.items()}
     return {name: ((total[name] + max_grad_norm * noise[name]) / batch.expected).to(trained[name]) for name in total}
 
 
 def clipped_sum(gradients: Parameters, drawn_B: Tensor, max_grad_norm: float) -> dict[str, Tensor]:
-    """The sum of examples' gradients, each shortened to a norm of at most ``max_grad_norm``; at least in float32.
+    """The sum of examples' gradients, each clipped to a norm of at most ``max_grad_norm``; at least in float32.
 
     Args:
-        gradients: Of each example, (B, *shape) by name.
-        drawn_B: Which of them count.
+        gradients: Gradients of each example, (B, *shape) by name.
+        drawn_B: Which examples count.
         max_grad_norm: S.
     """
     wide = {name: g.to(torch.promote_types(g.dtype, torch.float32)) for name, g in gradients.items()}
@@ -180,22 +180,22 @@ def clipped_sum(gradients: Parameters, drawn_B: Tensor, max_grad_norm: float) ->
     return {name: total(gradient) for name, gradient in wide.items()}
 
 
-# ---------------------------------------------------------------- account
+# ---------------------------------------------------------------- accounting
 
-#: Sampling probability and noise multiplier of steps.
+#: Sampling probability and noise multiplier of a step.
 Step = tuple[float, float]
 
 
 def epsilon_of(steps: Mapping[Step, float], delta: float, *, precision: float = 0.0) -> float:
-    """ε of steps of training, composed as Rényi differential privacy by ``dp-accounting``.
+    """ε of training steps, composed as Rényi differential privacy by ``dp-accounting``.
 
-    Mironov: "Rényi Differential Privacy of the Gaussian Mechanism", CSF 2017; of sampled steps Mironov, Talwar, Zhang:
+    Mironov: "Rényi Differential Privacy of the Gaussian Mechanism", CSF 2017; for sampled steps Mironov, Talwar, Zhang:
     "Rényi Differential Privacy of the Sampled Gaussian Mechanism", 2019.
 
     Args:
-        steps: How many steps there are of each sampling probability and noise multiplier.
+        steps: Number of steps for each sampling probability and noise multiplier.
         delta: δ.
-        precision: Of Gaussian mechanisms beside them, the sum of their noise multipliers to the power of -2.
+        precision: The sum, over additional Gaussian mechanisms, of their noise multipliers to the power of -2.
     """
     from dp_accounting.rdp import compute_epsilon
 
@@ -212,7 +212,7 @@ def epsilon_of(steps: Mapping[Step, float], delta: float, *, precision: float = 
 
 @functools.lru_cache(maxsize=2**16)
 def _renyi(rate: float, multiplier: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Orders, and the Rényi divergences of one step by them, which take a tenth of a second to compute."""
+    """Orders, and the Rényi divergence of one step at each of them, which take a tenth of a second to compute."""
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
     from dp_accounting.rdp import RdpAccountant
 
@@ -220,7 +220,7 @@ def _renyi(rate: float, multiplier: float) -> tuple[tuple[float, ...], tuple[flo
     accountant = RdpAccountant()
     logger = logging.getLogger("absl")
     level = logger.level
-    logger.setLevel(logging.ERROR)  # it names each order that is left out of the bound
+    logger.setLevel(logging.ERROR)  # it would report each order that is left out of the bound
     try:
         accountant.compose(gaussian if rate >= 1 else PoissonSampledDpEvent(rate, gaussian))
     finally:
@@ -228,7 +228,7 @@ def _renyi(rate: float, multiplier: float) -> tuple[tuple[float, ...], tuple[flo
     return tuple(map(float, accountant._orders)), tuple(map(float, accountant._rdp))
 
 
-# ---------------------------------------------------------------- what a client remembers
+# ---------------------------------------------------------------- the budget of a client
 
 
 def spend(privacy: RecordPrivacy, spent_3: Tensor, rate: float, num_steps: int) -> Tensor:
@@ -238,10 +238,10 @@ def spend(privacy: RecordPrivacy, spent_3: Tensor, rate: float, num_steps: int) 
         privacy: The settings.
         spent_3: What it has spent before.
         rate: The sampling probability.
-        num_steps: Steps to come.
+        num_steps: Number of further steps.
 
     Raises:
-        PrivacySpent: Its ε would be above ``max_epsilon``, or cannot be told any more.
+        PrivacySpent: Its ε would be above ``max_epsilon``, or cannot be computed any more.
     """
     before, old_rate, old_multiplier = spent_3.tolist()
     if not num_steps:
@@ -268,18 +268,18 @@ def epsilon_spent(privacy: RecordPrivacy, spent_3: Tensor) -> float:
     return epsilon_of({(rate, multiplier): count}, privacy.delta)
 
 
-# ---------------------------------------------------------------- what cannot be private
+# ---------------------------------------------------------------- checks
 
 
 def check_stage(stage: Any, of: str) -> None:
-    """Refuse a stage (:class:`~fl_lightning.round.stage.Stage`) that tells more of examples than its gradients.
+    """Refuse a stage (:class:`~fl_lightning.round.stage.Stage`) that reveals more about examples than their gradients.
 
     Args:
         stage: The stage.
-        of: Whose it is.
+        of: What the stage belongs to, for the message.
 
     Raises:
-        ValueError: It does.
+        ValueError: It reveals more.
     """
     why = "takes several steps on one draw, where each step needs one of its own" if stage.program.repeat > 1 else ""
     if stage.program.rewrite is not None:
@@ -295,10 +295,10 @@ def check_stage(stage: Any, of: str) -> None:
 
 
 def check_tuning(tuning: Any, of: str) -> None:
-    """Refuse training before an evaluation, which no account would count.
+    """Refuse training before an evaluation, which would not be counted.
 
     Raises:
-        ValueError: There is some.
+        ValueError: There is such training.
     """
     if tuning is not None:
         raise ValueError(

@@ -1,8 +1,8 @@
-"""A local program: what a client does around the steps of its optimizer, said by pure functions of one client.
+"""A local program: what a client does around the steps of its optimizer, as pure functions of one client.
 
-As in fedjax, where ``for_each_client`` is given ``client_init``, ``client_step`` and ``client_final``; but the gradient
-and the optimizer's step stay with the executor, so that a program says only what is special about it. For each batch
-that is drawn:
+It resembles the ``client_init``, ``client_step`` and ``client_final`` of fedjax's ``for_each_client``; but the gradient
+and the optimizer's step stay with the executor, so that a program has only what is special about it. For each drawn
+batch:
 
     init                      before the first step
     repeat times:
@@ -12,7 +12,7 @@ that is drawn:
     final                     after the last step
 
 ``context.step`` counts the steps of the stage. Both executors run programs, the stacked one for all clients at once
-under ``torch.vmap``, so that branches are on numbers of Python's, ``context.step`` among them.
+under ``torch.vmap``, so a branch may depend only on Python numbers such as ``context.step``.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,14 +28,14 @@ from fl_lightning.round.context import Context, Parameters
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """New values, by name; what is not named stays.
+    """New values, by name; what is not named stays as it is.
 
     Attributes:
-        parameters: Of the client; of ``step`` they are set after the optimizer's step.
-        anchor: Of the context's anchor.
-        client_state: Of the client's state.
-        gradients: What the optimizer is given in place of the gradients, of ``step`` alone; a parameter that is not
-            named is then not stepped. None for the gradients themselves.
+        parameters: New values of the client's parameters; those of ``step`` are set after the optimizer's step.
+        anchor: New values of the anchor.
+        client_state: New values of the client state.
+        gradients: Only for ``step``: what the optimizer gets in place of the gradients; a parameter that is not named
+            is then not stepped. None for the gradients themselves.
     """
 
     parameters: Parameters = field(default_factory=dict)
@@ -44,16 +44,16 @@ class Change:
     gradients: Parameters | None = None
 
     def values(self) -> dict[str, dict[str, Tensor]]:
-        """All but the gradients, by kind and name."""
+        """All values except the gradients, by kind and name."""
         return {kind: dict(getattr(self, kind)) for kind in ("parameters", "anchor", "client_state")}
 
 
 #: A pure function of (parameters, context).
 AroundBatch = Callable[[Parameters, Context], Change]
-#: A pure function of (client, parameters, gradients, batch, context): of what the step begins with, in training mode.
-#: The gradients are those before clipping. In private training there is no batch, for it would tell of examples.
+#: A pure function of (client, parameters, gradients, batch, context) before the step, in training mode. The gradients
+#: are those before clipping. In private training there is no batch, since it would reveal examples.
 Step = Callable[[ClientModule, Parameters, Parameters, Batch | None, Context], Change]
-#: A function of (client, parameters, what the client holds, context): what it holds from now on.
+#: A function of (client, parameters, client data, context) that returns the client's new data.
 Rewrite = Callable[[ClientModule, Parameters, Any, Context], Any]
 
 
@@ -65,10 +65,10 @@ class LocalProgram:
         init: Before the first step on each batch.
         step: At each step, when its gradients are known.
         final: After the last step on each batch.
-        repeat: Steps in a row on each batch that is drawn, each with a dropout of its own.
-        restart: Start the optimizer anew with every batch but the first.
+        repeat: Number of steps in a row on each drawn batch, each with a dropout of its own.
+        restart: Reset the optimizer with every batch but the first.
         send_anchor: Send the anchor, which the program has moved, instead of the parameters.
-        rewrite: What the client holds after the stage, its graph changed; kept only if the client succeeds.
+        rewrite: The client's data after the stage, with a changed graph; kept only if the client succeeds.
     """
 
     init: AroundBatch | None = None
@@ -80,5 +80,5 @@ class LocalProgram:
     rewrite: Rewrite | None = None
 
 
-#: The program of stages that have none.
+#: The program of ordinary stages, which does nothing.
 PLAIN = LocalProgram()

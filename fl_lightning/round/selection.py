@@ -1,4 +1,4 @@
-"""Which round is reported: chosen on validation, never on test."""
+"""The choice of the best round: on validation examples, never on test examples."""
 
 import math
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from fl_lightning.direction import KNOWN, Direction, direction_of
 from fl_lightning.round.metrics import client_values
 from fl_lightning.round.payload import Payload
 
-#: A smaller gain is a tie, which the earlier round wins: the order of the clients must not decide by rounding.
+#: A smaller gain is a tie, which the earlier round wins: rounding errors must not decide.
 SMALLEST_GAIN = 1e-9
 
 
@@ -19,7 +19,7 @@ class Selection:
 
     Args:
         monitor: Name of the metric.
-        mode: Whether ``max`` or ``min`` of it is best; None where ``directions`` say it.
+        mode: Whether ``max`` or ``min`` of it is best; None to look it up in ``directions``.
         directions: Whether more or less of a metric is better, by its bare name (``ClientModule.directions``).
     """
 
@@ -35,16 +35,16 @@ class Selection:
         self.reset()
 
     def check(self) -> None:
-        """Refuse a metric that no round can be chosen by.
+        """Refuse a metric by which no round can be chosen.
 
         Raises:
-            ValueError: Nothing says whether more or less of it is better.
+            ValueError: It is unknown whether more or less of it is better.
         """
         if direction_of(self.monitor, self.directions) is None:
             bare = self.monitor.rpartition("/")[2]
             raise ValueError(
-                f"trainer.monitor is {self.monitor!r}, and nothing says whether more or less of it is better: set "
-                f"trainer.monitor_mode to max or min, or say it in the client's class, metric_directions = "
+                f"trainer.monitor is {self.monitor!r}, and it is unknown whether more or less of it is better: set "
+                f"trainer.monitor_mode to max or min, or declare it in the client's class, metric_directions = "
                 f'{{"{bare}": "min"}}'
             )
 
@@ -52,7 +52,7 @@ class Selection:
     def mode(self) -> Direction:
         """Whether ``max`` or ``min`` of the monitored metric is best."""
         result = direction_of(self.monitor, self.directions)
-        assert result is not None  # as ``check`` has seen
+        assert result is not None  # :meth:`check` has refused that
         return result
 
     @property
@@ -104,7 +104,7 @@ class Selection:
         self.result[f"{self.test}_per_client_selection"] = float(torch.tensor(chosen).nanmean())
 
     def _choose_for_other_models(self, metrics: Mapping[str, float]) -> None:
-        """Choose a round for each other model that is evaluated (``gen/``, ``trained/``, ...) on its own validation."""
+        """Choose a round for each other evaluated model (``gen/``, ``trained/``, ...) by its own validation metric."""
         for name, value in metrics.items():
             model = name.removesuffix(self.monitor)
             if model in ("", name) or model + self.test not in metrics:

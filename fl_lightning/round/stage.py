@@ -1,7 +1,7 @@
 """One exchange of a round: the server sends, the clients work, the clients respond.
 
-What a client computes in it is said by pure functions of one client: its module, parameters, batch and
-:class:`Context`. Both executors call them, the stacked one for all clients at once under ``torch.vmap``.
+What a client computes is defined by pure functions of one client: its module, parameters, batch and :class:`Context`.
+Both executors call them, the stacked one for all clients at once under ``torch.vmap``.
 """
 
 import dataclasses
@@ -20,8 +20,7 @@ from fl_lightning.round.payload import FLAT, Payload
 from fl_lightning.round.program import PLAIN, LocalProgram
 
 #: A pure function of (client, parameters, batch, context), evaluated after training in eval mode and without gradient.
-#: Several tensors that come of one computation are a mapping: client output ``name`` is then communicated as
-#: ``name/key``.
+#: Several tensors from one computation are a mapping: client output ``name`` is then communicated as ``name/key``.
 ClientOutput = Callable[[ClientModule, Parameters, Batch, Context], Tensor | Mapping[str, Tensor]]
 
 Phase = Literal["initial", "round", "onboarding", "callback"]
@@ -32,9 +31,9 @@ class StateSpec:
     """A tensor of a client's state.
 
     Attributes:
-        initial: Its first value; of one example where it is ``per_example``.
-        per_example: There is one for each of the client's examples, (N, *shape).
-        lasting: It lives on and is in checkpoints; else it is set to its first value at the start of every stage.
+        initial: Its initial value; for one example if it is ``per_example``.
+        per_example: Whether there is one for each of the client's examples, (N, *shape).
+        lasting: Whether it lives on and is in checkpoints; otherwise every stage begins with its initial value.
     """
 
     initial: Tensor
@@ -44,16 +43,16 @@ class StateSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Persistence:
-    """What lives on of a client from one round to the next, beside its client state (``Strategy.client_state``).
+    """What lives on from one round to the next in addition to the client state (``Strategy.client_state``).
 
-    Nothing else is in checkpoints or takes client state between rounds. Within a round, from stage to stage and to the
-    evaluation, everything lives on.
+    Nothing else is in checkpoints or takes memory between rounds. Within a round, everything lives on from stage to
+    stage and to the evaluation.
 
     Attributes:
-        parameters: Shell-style patterns of the parameters that do: those that a round neither sends to the clients nor
-            makes anew, and those by which a client predicts though it was not sent them. The others are the initial
-            model's as a round begins.
-        optimizer: Whether the state of the client's optimizer does.
+        parameters: Shell-style patterns of the parameters that live on: those that a round neither sends to the clients
+            nor computes from scratch, and those with which a client predicts although it was not sent them. All others
+            are those of the initial model when a round begins.
+        optimizer: Whether the state of the client's optimizer lives on.
     """
 
     parameters: tuple[str, ...] = ("*",)
@@ -66,13 +65,13 @@ class Persistence:
 
 @dataclass(frozen=True, kw_only=True)
 class StageAddress:
-    """Where a stage is found, so that whoever has the strategy can make it again: stages hold functions.
+    """The address of a stage, with which another process that has the strategy can recreate it (it has functions).
 
     Attributes:
-        phase: ``initial``, ``round``, ``onboarding`` (of unseen clients), or ``callback`` (made by a callback, not
-            found).
+        phase: ``initial``, ``round``, ``onboarding`` (of unseen clients), or ``callback`` (made by a callback, so it
+            cannot be recreated).
         round_idx: The round, or the coming one.
-        name: The stage's.
+        name: The name of the stage.
     """
 
     phase: Phase
@@ -82,16 +81,15 @@ class StageAddress:
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """What the rows, or the numbers, of a client output tell of, where that is not the client as a whole.
+    """What the rows or numbers of a client output describe, if that is not the client as a whole.
 
     Attributes:
-        of: ``example``: there is a row for each of the client's examples, (N, ...). ``single``: each row tells of one
-            example, though not of every one. ``class``: there is a row for each class, (K, ...). ``score``: it scores
-            a model, a sum over examples and their number, (2,), or the two as a mapping that has the number as
-            ``count``; or ``models`` of them, (models, 2).
-        counted_by: Of classes, the name of the client output that counts the examples of each class behind it, (K,);
-            empty
-            where none does, and its training examples count.
+        of: ``example``: there is a row for each of the client's examples, (N, ...). ``single``: each row describes one
+            example, though not every example has a row. ``class``: there is a row for each class, (K, ...). ``score``:
+            it scores a model by a sum over examples and their number, (2,), or a mapping with the number as ``count``;
+            or ``models`` of them, (models, 2).
+        counted_by: For classes, the name of the client output that counts the examples of each class behind it, (K,);
+            empty if there is none and the client's training examples count.
         models: How many models are scored.
     """
 
@@ -102,26 +100,26 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """What the clients do between receiving a payload and answering it.
+    """What the clients do between receiving a payload and responding to it.
 
     Attributes:
         name: For messages, logs and random keys; unique within a round.
-        num_epochs: Local epochs.
-        num_steps: Local steps instead of epochs.
+        num_epochs: Number of local epochs.
+        num_steps: Number of local steps, instead of epochs.
         trained: Shell-style patterns of the parameters that are trained.
-        objective: The local loss instead of the client's own. A function with a true attribute ``takes_stacks``
-            computes on a stack of clients by itself if the net does, and returns a loss for each, (C,).
+        objective: The local loss, instead of the client's own. A function with a true attribute ``takes_stacks``
+            itself computes on a stack of clients if the net does, and returns a loss for each, (C,).
         penalty: Term added to the local loss.
-        program: What a strategy alone needs around the steps: pure functions of one client.
+        program: What the strategy needs around the steps: pure functions of one client.
         optimizer: Builds an optimizer for this stage alone, whose state ends with it; None for the client's own.
-        reset_optimizer: Start the local optimizer anew instead of keeping its state over the rounds.
+        reset_optimizer: Reset the local optimizer instead of keeping its state over the rounds.
         upload: Names of the parameters sent up; ``(FLAT,)`` for all of them as one row, padded with zeros to the
             longest client's, where clients have different architectures.
         as_update: Send the change since the start of the stage instead of the parameters.
-        client_outputs: What goes up beside them, by name.
-        rows: Of the client outputs that do not tell of the client as a whole, what they tell of, by name.
-        client_state: New values of the client's state, by name, computed as client outputs are; kept only if the client
-    succeeds.
+        client_outputs: What is sent up in addition, by name.
+        rows: What client outputs describe that do not describe the client as a whole, by name.
+        client_state: New values of the client state, by name, computed as client outputs are; kept only if the client
+            succeeds.
     """
 
     name: str
@@ -146,17 +144,17 @@ class Stage:
 
     @property
     def per_example(self) -> tuple[str, ...]:
-        """Names of the client outputs that hold a row for each of the client's examples."""
+        """Names of the client outputs that have a row for each of the client's examples."""
         return tuple(name for name, rows in self.rows.items() if rows.of == "example")
 
     @property
     def per_class(self) -> dict[str, str]:
-        """Names of the client outputs that hold a row for each class, and what counts the examples behind them."""
+        """Names of the client outputs that have a row for each class, and what counts the examples behind them."""
         return {name: rows.counted_by for name, rows in self.rows.items() if rows.of == "class"}
 
     @property
     def single(self) -> tuple[str, ...]:
-        """Names of the client outputs whose rows tell of one example each, though not of every one."""
+        """Names of the client outputs whose rows describe one example each, though not every example has one."""
         return tuple(name for name, rows in self.rows.items() if rows.of == "single")
 
     @property
@@ -174,11 +172,11 @@ class Stage:
         return any(fnmatch.fnmatch(name, pattern) for pattern in self.trained)
 
     def schedule(self, work_fraction: float, steps_per_epoch: int) -> tuple[int, int]:
-        """Local epochs of a client and the steps of each; steps that are set are one epoch.
+        """The number of local epochs of a client and of steps in each; ``num_steps`` counts as one epoch.
 
         Args:
-            work_fraction: Fraction of the work that the client does, in [0, 1].
-            steps_per_epoch: Batches of its data that make an epoch.
+            work_fraction: Share of the steps that the client does, in [0, 1].
+            steps_per_epoch: Number of batches of its data in an epoch.
         """
         if self.num_steps is not None:
             return 1, epochs_of(work_fraction, self.num_steps) * self.program.repeat
@@ -190,13 +188,13 @@ class Evaluation:
     """Which model of each client is evaluated, and how.
 
     Attributes:
-        payload: Parameters that replace the client's own, which keeps what is not in it, and tensors to be received.
-            None: its own.
+        payload: Parameters that replace those of the client (it keeps the others), and tensors that it receives. None
+            for its own parameters.
         tuning: Training on a copy before the evaluation; the client's own state is untouched.
         output: The predictions that are scored instead of the net's own output.
-        prefer_trained: Score clients that have taken part in the round by the parameters that they have made; the
+        prefer_trained: Score clients that have taken part in the round with the parameters that they trained; the
             payload is for the others.
-        others: Clients that are evaluated in a way of their own.
+        others: Clients that are evaluated in another way.
     """
 
     payload: Payload | None = None
@@ -209,8 +207,8 @@ class Evaluation:
         """The ways in which clients are evaluated, each with its clients.
 
         Args:
-            clients: Who is evaluated.
-            active: Who has taken part in the round.
+            clients: The clients that are evaluated.
+            active: The clients that have taken part in the round.
         """
         ways: dict[tuple[int, bool], tuple[Evaluation, list[int]]] = {}
         for client in clients:
@@ -222,7 +220,7 @@ class Evaluation:
         return list(ways.values())
 
     def without_parameters(self) -> "Evaluation":
-        """The same of clients' own parameters."""
+        """The same evaluation with the clients' own parameters."""
         payload = self.payload
         if payload is not None:
             payload = dataclasses.replace(payload, parameters={}) if payload.extras else None
@@ -230,5 +228,5 @@ class Evaluation:
 
 
 def tune(num_epochs: int, *, trained: tuple[str, ...] = ("*",)) -> Stage:
-    """Fine-tuning with the client's own objective and a fresh optimizer of its own kind."""
+    """Fine-tuning with the client's own objective and a newly created optimizer of the client's kind."""
     return Stage(name="finetune", num_epochs=num_epochs, trained=trained)

@@ -1,8 +1,8 @@
-"""Keeps memory that tensors have freed, instead of giving it back to the system after every step.
+"""Keeps memory that tensors have freed, instead of returning it to the system after every step.
 
 The C library returns large blocks at once, so each step's activations are new pages that the system must clear first:
-at ogbn-arxiv's size that takes more time than the computation. It is a setting of the whole process, so the command
-line makes it; a program of one's own calls :func:`keep_freed_memory` where it wants it.
+at the size of ogbn-arxiv that takes more time than the computation. It is a setting of the whole process, so the
+command line makes it; your own program can call :func:`keep_freed_memory`.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ def keep_freed_memory() -> bool:
     """Tell glibc's malloc to serve blocks of up to 1 GiB from its heap and never to shrink the heap.
 
     Returns:
-        Whether the C library took both settings; on other systems nothing is changed.
+        Whether the C library accepted both settings; on other systems nothing is changed.
     """
     if not sys.platform.startswith("linux"):
         return False

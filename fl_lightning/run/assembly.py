@@ -1,4 +1,4 @@
-"""A run: everything that belongs to one fit, test or prediction, and how it is put together."""
+"""A run: everything that belongs to one fit, test or prediction, and its assembly."""
 
 import functools
 import warnings
@@ -31,52 +31,54 @@ from fl_lightning.run.checks import (
     say_unused_edge_data,
 )
 from fl_lightning.run.interruption import Interruption
+from fl_lightning.run.pooling import on_pool
 from fl_lightning.run.privacy import check_privacy
 from fl_lightning.run.processes import shard
 from fl_lightning.run.profiling import RoundClock, RoundTrace
-from fl_lightning.strategies import Strategy
+from fl_lightning.strategies import Pooled, Strategy
 
 
 @dataclass(kw_only=True)
 class Run:
-    """What belongs to one fit, test or prediction, and ends with it.
+    """The state of one fit, test or prediction, which ends with it.
 
     Attributes:
         fabric: Device, precision and processes.
         datamodule: The clients' data.
-        registry: Who the clients are.
+        registry: The client registry.
         training_clients: Indices of the clients that take part in the rounds, ascending.
-        evaluated_clients: Those of them that are evaluated.
-        unseen_clients: Those that were held out, to join at the end.
+        evaluated_clients: Indices of the training clients that are evaluated.
+        unseen_clients: Indices of the clients that are held out, to be onboarded at the end.
         model: The client module with the first architecture's net built.
         architectures: Initial parameters of a client of each architecture, by name, on the device.
         strategy: The algorithm.
         executor: Runs this process's clients.
-        selection: Which round is reported.
-        best_server: The strategy's state after that round, for unseen clients to join; None where nobody is held out.
+        selection: Selects the best round.
+        best_server: The strategy's state after the best round, for onboarding; None if no client is held out.
         seed: Root of every random draw of the training.
-        settings: What can be told of the settings that results depend on, for a resume to compare.
-        folder: Where the run keeps its files; made when everything else is in order.
-        checkpoints: Files that this run was written to or goes on from, wherever they are.
+        settings: The known settings on which results depend, for comparison when the run is resumed.
+        folder: The run's folder; created when everything else has been checked.
+        checkpoints: Files to which this run was written or from which it was resumed, wherever they are.
         config: The whole configuration as YAML; empty for a run from Python.
-        config_file: Its name in the folder.
-        config_sources: The files it was given in on the command line.
+        config_file: Name of the configuration file in the folder.
+        config_sources: The configuration files that were given on the command line.
         written: The settings in the configuration file, for loggers.
-        changes: Settings that were changed by a resume.
-        round_idx: Rounds that are over, so the index of the present one.
-        scored_round: The round whose draws the last evaluation took for what it trains (fine-tuning).
-        history: The metrics of each round that is over, with its number under ``round``.
-        scores: Each client's scores, by the prefix of what was last evaluated.
-        failures: Why clients failed in the present round, by name.
-        dropouts: Names of the clients that were drawn for the present round and dropped out.
-        num_failures: How often each client has failed, by name; dropping out, which is drawn, is no failure.
-        reported: Errors in a user's code that were told, by kind and line.
-        unusual: Clients that were named for an update far longer than the others'.
-        should_stop: Whether the present round is the last.
+        changes: Settings that were changed when the run was resumed.
+        round_idx: Number of finished rounds, and so the index of the current one.
+        scored_round: The round whose random draws the last evaluation used for training (fine-tuning).
+        history: The metrics of each finished round, with its index under ``round``.
+        scores: Each client's last scores, by the prefix of the evaluation.
+        failures: Why clients failed in the current round, by name.
+        dropouts: Names of the clients that were drawn for the current round and dropped out.
+        num_failures: How often each client has failed, by name; random dropouts are not failures.
+        reported: Errors in a user's code that have been reported, by kind and line.
+        unusual: Clients that have been reported for an update far longer than the others'.
+        should_stop: Whether the current round is the last.
         interruption: The signal that ends the run.
-        loggers: Where metrics go.
-        clock: Where the time of the rounds goes.
-        trace: Recording of some rounds, if it was asked for.
+        loggers: The loggers of the metrics.
+        clock: Measures the parts of the rounds.
+        trace: Records some rounds, if requested.
+        references: Metrics of the best round of each reference (``trainer.references``), by the strategy's name.
     """
 
     fabric: Fabric
@@ -114,6 +116,7 @@ class Run:
     loggers: list[Logger] = field(default_factory=list)
     clock: RoundClock = field(default_factory=RoundClock)
     trace: RoundTrace | None = None
+    references: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def last_round(self) -> int:
@@ -137,7 +140,7 @@ def assemble(
     config_sources: Sequence[str] = (),
     loggers: Sequence[Logger] = (),
 ) -> Run:
-    """Put a run together: data, nets, server. Its clients come last, by :func:`start_clients`; then its folder.
+    """Set up a run: data, nets and server. Its clients follow, by :func:`start_clients`, and then its folder.
 
     Raises:
         ValueError: The settings do not fit the data or each other.
@@ -182,13 +185,13 @@ def start_clients(run: Run, clients: Sequence[Any], *, dtype: torch.dtype, parti
 
     Args:
         run: The run.
-        clients: What each client of the federation holds.
+        clients: The data of each client of the federation.
         dtype: Floating point type of batches.
-        participation: How many of them a round asks, and how long a client may take.
+        participation: How many clients a round has, and how long a client may take.
 
     Raises:
-        ValueError: There are too few clients, nets that clients cannot be run with, a metric that does not fit, or a
-            time limit that nothing could keep.
+        ValueError: There are too few clients, nets that cannot be run, a metric that does not fit, or a time limit that
+            cannot be enforced.
     """
     time_limit = participation.time_limit_seconds
     num_asked = participation.num_chosen(len(run.training_clients))
@@ -198,6 +201,17 @@ def start_clients(run: Run, clients: Sequence[Any], *, dtype: torch.dtype, parti
     if mine:
         first = functools.partial(collator, mine[:1])
         run.executor = run.executor.tried(run.model, first, run.fabric, time_limit)
+    if isinstance(run.strategy, Pooled):
+        run.executor = on_pool(
+            run.executor,
+            run.strategy,
+            run.datamodule,
+            clients,
+            run.training_clients,
+            device=run.fabric.device,
+            dtype=dtype,
+            says=run.fabric.is_global_zero,
+        )
     run.executor.setup(
         run.fabric,
         run.model,
@@ -216,7 +230,7 @@ def start_clients(run: Run, clients: Sequence[Any], *, dtype: torch.dtype, parti
 
 
 def prepare_data(fabric: Fabric, datamodule: FederatedDataModule) -> ClientRegistry:
-    """Make or read the clients' data, the first process of a machine before the others."""
+    """Make or read the clients' data, on the first process of a machine before the others."""
     with fabric.rank_zero_first():
         datamodule.prepare_data()
     datamodule.setup()
@@ -236,7 +250,7 @@ def build_nets(
         return strategy.build_net(net)
 
     with fabric.init_module(), torch.random.fork_rng([]):
-        torch.manual_seed(derive_key(seed, "client", "initialisation"))
+        torch.manual_seed(derive_key(seed, "client", "initialisation"))  # codespell:ignore initialisation
         model.build(registry.num_features, registry.num_outputs, adapt)
     return tuple(
         {name: p.detach().clone().to(fabric.device) for name, p in model.communicated(net).items()}
@@ -252,7 +266,7 @@ def describe_federation(
     architectures: tuple[dict[str, Tensor], ...],
     seed: int,
 ) -> Federation:
-    """What the server is told."""
+    """The federation as the server knows it."""
     optimizer = check_optimizer(model.configure_optimizers())
     return Federation(
         num_clients=len(registry),
@@ -274,7 +288,7 @@ def describe_federation(
 
 
 def is_plain_sgd(model: ClientModule, optimizer: Optimizer) -> bool:
-    """Whether a client's step is its gradient (the optimizer's weight decay included) times one learning rate."""
+    """Whether a client's step is its gradient (including the optimizer's weight decay) times one learning rate."""
     changed = [getattr(type(model), name) is not getattr(ClientModule, name) for name in ("clip", "constrain")]
     clipped = model.gradient_clip_val is not None or any(changed)
     if type(optimizer) is not SGD or clipped or len({group["lr"] for group in optimizer.param_groups}) > 1:
@@ -283,14 +297,14 @@ def is_plain_sgd(model: ClientModule, optimizer: Optimizer) -> bool:
 
 
 def executor_for(model: ClientModule, executor: Executor) -> Executor:
-    """The executor, or the one that the client's own hooks need; one for each architecture where there are several."""
+    """The executor, or the one that the client's own hooks need; one per architecture if there are several."""
     executor, architectures = executor.suited(model), model.nets
     several = len(architectures) > 1 and not executor.takes_architectures
     return ByArchitecture(executor) if several else executor
 
 
 def check_monitor(run: Run) -> None:
-    """Score one client before anything is trained: the monitored metric must be there, and be one of validation."""
+    """Score one client before training: the monitored metric must exist, and must be a validation metric."""
     monitor = run.selection.monitor
     result = run.executor.probe()
     for client, why in result.failures.items():
@@ -304,14 +318,14 @@ def check_monitor(run: Run) -> None:
     validation = [name for name in scores.extras if name.startswith("val/")]
     if not monitor.endswith(tuple(validation)):
         raise ValueError(
-            f"trainer.monitor is {monitor!r}, which is no validation metric: a round that training or test examples "
-            f"chose is no result. Set it to {_listed(validation)}, or leave it out"
+            f"trainer.monitor is {monitor!r}, which is not a validation metric, and the best round must not be chosen "
+            f"on training or test examples. Set it to {_listed(validation)}, or leave it out"
         )
     run.selection.check()
     if not run.datamodule.has_validation and run.fabric.is_global_zero:
         warnings.warn(
-            "no client has validation examples, so no round can be chosen: the last one is reported (to choose one, "
-            "set data.splitter.val)",
+            "no client has validation examples, so no best round can be chosen: the last one is reported (to choose "
+            "one, set data.splitter.val)",
             stacklevel=2,
         )
 

@@ -1,4 +1,4 @@
-"""The base of all callbacks: hooks into the life of a federation."""
+"""The base class of all callbacks: hooks into the training of a federation."""
 
 import difflib
 from collections.abc import Sequence
@@ -16,16 +16,16 @@ from fl_lightning.run.assembly import Run
 
 
 class Trainer(Protocol):
-    """What a callback may rely on.
+    """The attributes of a trainer on which a callback may rely.
 
     Attributes:
         fabric: Device, precision and processes.
         num_rounds: Rounds of training.
-        participation: Who takes part in a round.
+        participation: Which clients take part in a round.
         dtype: Floating point type of batches.
-        callbacks: All callbacks, in the order they are called.
-        run: What belongs to the present fit, test or prediction.
-        datamodule: Where its clients come from.
+        callbacks: All callbacks, in the order in which they are called.
+        run: The state of the current fit, test or prediction.
+        datamodule: The clients' data.
     """
 
     fabric: Fabric
@@ -36,14 +36,14 @@ class Trainer(Protocol):
 
     @property
     def callbacks(self) -> "Sequence[Callback]":
-        """All callbacks, in the order they are called."""
+        """All callbacks, in the order in which they are called."""
 
     @property
     def run(self) -> Run:
-        """What belongs to the present fit, test or prediction."""
+        """The state of the current fit, test or prediction."""
 
     def evaluate(self, clients: Sequence[int], prefix: str = "") -> dict[str, float]:
-        """Score the given clients' models as the strategy says; keep the scores in ``run.scores``."""
+        """Score the given clients' models as the strategy does; keep the scores in ``run.scores``."""
 
     def state_dict(self) -> dict[str, Any]:
         """The complete state between two rounds; collective: every process must call it."""
@@ -53,21 +53,21 @@ class Trainer(Protocol):
 
 
 class WrongSetting(ValueError):
-    """A setting that only the first metrics of the training show to be wrong."""
+    """A wrong setting that can be detected only with the first metrics of the training."""
 
 
 class Callback(Counted):
     """Override the hooks you need. Every process calls every hook; write files where ``fabric.is_global_zero``."""
 
-    #: Whether it reads or changes what clients hold: it is for federations whose data lie here.
+    #: Whether it reads or changes the clients' data, so that it needs a federation whose data are all here.
     needs_data: ClassVar[bool] = False
-    #: Whether it has clients run stages or evaluations that the strategy does not have.
+    #: Whether it makes clients run stages or evaluations that the strategy does not have.
     invents_stages: ClassVar[bool] = False
     #: Whether the trained models depend on it, so that a resume compares its settings.
     changes_training: ClassVar[bool] = False
 
     def on_clients(self, trainer: Trainer, clients: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What each client holds, before it is batched: return it, or changed copies (poisoned data, for example).
+        """Each client's data, before they are batched: return them, or changed copies (such as poisoned data).
 
         A class that overrides it sets ``needs_data``; ``trainer.run`` has no clients yet.
         """
@@ -83,17 +83,17 @@ class Callback(Counted):
         """The server's payload is about to reach the clients."""
 
     def on_clients_done(self, trainer: Trainer, stage: Stage, num_clients: int) -> None:
-        """So many more clients of this process have finished their part of the stage."""
+        """``num_clients`` more clients of this process have finished their part of the stage."""
 
     def on_upload(self, trainer: Trainer, stage: Stage, payload: Payload) -> Payload:
-        """What the clients sent, before the server checks it; return it, or what should arrive in its place."""
+        """What the clients sent, before the server checks it; return it, or what should arrive instead."""
         return payload
 
     def on_stage_end(self, trainer: Trainer, stage: Stage, payload: Payload) -> None:
-        """The server has aggregated ``payload``, the updates that were in order."""
+        """The server has aggregated ``payload``, the updates that passed its checks."""
 
     def on_evaluate(self, trainer: Trainer, metrics: dict[str, float], prefix: str) -> None:
-        """Models were scored, before the round is chosen by the scores; metrics may be added to ``metrics``.
+        """Models were scored, but the best round is not updated yet; metrics may be added to ``metrics``.
 
         ``trainer.run.scores[prefix + kind]`` holds each client's scores, for every kind of model that was evaluated.
         """
@@ -105,16 +105,16 @@ class Callback(Counted):
         """The round is over and logged: the only place where a checkpoint may be written."""
 
     def on_fit_end(self, trainer: Trainer) -> None:
-        """After the last round (or the one that an interruption ended), and after unseen clients joined."""
+        """After the last round (or the one that an interruption ended), and after onboarding."""
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
-        """``fit`` is about to end with ``error``; no process may wait for another one here."""
+        """``fit`` is about to end with ``error``; no process may wait for another here."""
 
     def on_evaluation_end(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """After ``validate`` or ``test``."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What lives on over a resume."""
+        """What is saved in checkpoints."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -122,10 +122,10 @@ class Callback(Counted):
 
 
 class Hooks:
-    """Calls the hooks of a trainer's callbacks, in their order.
+    """Calls the hooks of a trainer's callbacks, in order.
 
     Args:
-        trainer: Whose callbacks; each is given it.
+        trainer: The trainer, which is passed to each hook.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -137,7 +137,7 @@ class Hooks:
             getattr(callback, hook)(self.trainer, *args)
 
     def passed(self, hook: str, *args: Any) -> Any:
-        """Call a hook that returns its last argument or another in its place, which the next callback is given."""
+        """Call a hook that returns its last argument or a replacement, which is passed to the next callback."""
         *others, value = args
         for callback in self.trainer.callbacks:
             value = getattr(callback, hook)(self.trainer, *others, value)
@@ -145,10 +145,10 @@ class Hooks:
 
 
 def check_hooks(callback: object) -> None:
-    """Refuse a callback that defines a hook which nothing calls (a misspelled one would be ignored in silence).
+    """Refuse a callback that defines a hook which is never called (a misspelled one would be silently ignored).
 
     Raises:
-        ValueError: It is no :class:`Callback`, or a public ``on_...`` method is no hook.
+        ValueError: It is not a :class:`Callback`, or a public ``on_...`` method is not a hook.
     """
     name = type(callback).__name__
     if not isinstance(callback, Callback):

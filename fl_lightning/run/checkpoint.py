@@ -1,4 +1,4 @@
-"""The checkpoint file: written atomically, read without trusting it, refused where it does not belong."""
+"""The checkpoint file: written atomically, read without trusting it, and refused if it belongs to another run."""
 
 import contextlib
 import os
@@ -14,21 +14,21 @@ import torch
 
 from fl_lightning.run.folder import whole_file
 
-#: Of the file's layout; raised with every change that older files do not have.
+#: Version of the file's layout; increased with every incompatible change.
 FORMAT_VERSION = 3
 
 
 class DamagedCheckpoint(ValueError):
-    """A file that is not what was written, or no checkpoint at all."""
+    """A file that differs from what was written, or is not a checkpoint at all."""
 
 
 def write(path: Path, content: Mapping[str, Any]) -> None:
     """Write a checkpoint so that the path holds either the old file or the whole new one, whatever happens.
 
-    A checksum of all bytes follows them; ``torch.load`` does not mind it.
+    A checksum of all bytes is appended; ``torch.load`` ignores it.
 
     Args:
-        path: Where to; its folder is created.
+        path: The file; its folder is created.
         content: Tensors, primitives, and lists and dicts of them.
 
     Raises:
@@ -38,7 +38,7 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
         summed = _Summed(file)
         try:
             torch.save(dict(content), summed)  # type: ignore[arg-type]
-        except RuntimeError as error:  # torch's own, that its file is not as long as it should be
+        except RuntimeError as error:  # raised by torch if its file is shorter than it should be
             raise summed.error or error from None
         file.write(_trailer(summed.checksum))
         file.flush()
@@ -51,7 +51,7 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def num_bytes(content: Any) -> int:
-    """Bytes of all tensors in nested dicts and lists: nearly those of the file."""
+    """Bytes of all tensors in nested dicts and lists, which is nearly the size of the file."""
     if isinstance(content, torch.Tensor):
         return content.nbytes
     parts = content.values() if isinstance(content, Mapping) else content
@@ -62,8 +62,8 @@ def read(path: Path) -> dict[str, Any]:
     """Read a checkpoint; nothing in it is executed (``weights_only=True``).
 
     Raises:
-        DamagedCheckpoint: A byte of it has changed, it is cut off, or no checkpoint.
-        ValueError: It is of another format.
+        DamagedCheckpoint: A byte of it has changed, it is cut off, or it is not a checkpoint.
+        ValueError: It has another format.
     """
     is_sound = _is_sound(path)
     if is_sound is False:
@@ -79,7 +79,7 @@ def peek(path: Path) -> dict[str, Any]:
 
     Raises:
         DamagedCheckpoint: It cannot be read at all.
-        ValueError: It is of another format.
+        ValueError: It has another format.
     """
     return _load(path, mmap=True)
 
@@ -93,17 +93,17 @@ def _load(path: Path, *, mmap: bool = False) -> dict[str, Any]:
     if result != FORMAT_VERSION:
         raise ValueError(
             f"checkpoint {path} has format version {result}, this version of fl_lightning reads {FORMAT_VERSION}: "
-            "use the version that wrote it, or train anew, without --ckpt_path"
+            "use the version that wrote it, or start a new training without --ckpt_path"
         )
     return content
 
 
 def read_last(path: Path) -> tuple[Path, dict[str, Any]]:
-    """Read a checkpoint, or where it is damaged the one of most rounds among those beside it, with a warning.
+    """Read a checkpoint; if it is damaged, read the one with the most rounds in the same folder and warn.
 
     Raises:
-        DamagedCheckpoint: None of them is sound.
-        ValueError: The file is of another format.
+        DamagedCheckpoint: None of them can be read.
+        ValueError: The file has another format.
     """
     try:
         return path, read(path)
@@ -115,18 +115,18 @@ def read_last(path: Path) -> tuple[Path, dict[str, Any]]:
         if not sound:
             raise
         result, content = max(sound, key=lambda item: item[1]["round"])
-        warnings.warn(f"{error}; going on from {result.name}, after {content['round']} rounds", stacklevel=2)
+        warnings.warn(f"{error}; continuing from {result.name}, after {content['round']} rounds", stacklevel=2)
         return result, content
 
 
 def _damaged(path: Path, why: str) -> DamagedCheckpoint:
     return DamagedCheckpoint(
-        f"checkpoint {path} cannot be read ({why}): it is damaged or no checkpoint, give another file"
+        f"checkpoint {path} cannot be read ({why}): it is damaged or not a checkpoint, give another file"
     )
 
 
 class _Summed:
-    """A file that adds up a checksum of what is written to it."""
+    """A file that computes a checksum of what is written to it."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
@@ -165,7 +165,7 @@ def _is_sound(path: Path) -> bool | None:
 
 
 def differing(saved: Mapping[str, str], current: Mapping[str, str]) -> list[str]:
-    """What is not the same in two runs' identities, a line each."""
+    """The differences between two runs' identities, one line each."""
     return [
         f"{name}: checkpoint {saved.get(name)!r}, this run {current[name]!r}"
         for name in current
@@ -177,12 +177,12 @@ def check_identity(path: Path, saved: Mapping[str, str], current: Mapping[str, s
     """Refuse a checkpoint of another federation.
 
     Args:
-        path: For the message.
-        saved: What the checkpoint was made with, by setting.
-        current: What this run has.
+        path: Path of the checkpoint, for the message.
+        saved: The identity in the checkpoint, by name.
+        current: The identity of this run.
 
     Raises:
-        ValueError: Some entry differs; all that differ are named.
+        ValueError: Entries differ; the message names all of them.
     """
     if result := differing(saved, current):
         raise ValueError(
@@ -192,7 +192,7 @@ def check_identity(path: Path, saved: Mapping[str, str], current: Mapping[str, s
 
 
 def random_state() -> dict[str, Any]:
-    """State of the global generators of torch, CUDA, NumPy and Python (the engine draws from keys, not from them)."""
+    """State of the global generators of torch, CUDA, NumPy and Python (the package itself draws from keys)."""
     numpy_state = np.random.get_state(legacy=False)
     assert isinstance(numpy_state, dict)
     return {

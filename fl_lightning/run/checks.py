@@ -1,4 +1,4 @@
-"""What is refused, or warned of, while a run is put together: strategies, nets and data that do not go together."""
+"""Errors and warnings about combinations of strategies, nets and data, raised while a run is set up."""
 
 import warnings
 
@@ -12,41 +12,41 @@ from fl_lightning.strategies import Strategy
 
 
 def check_union(strategy: Strategy, evaluate_union: bool) -> None:
-    """Refuse to score models on all clients' examples that are nothing without their own client's."""
+    """Refuse to score models on all clients' examples if they need their own client's examples."""
     if evaluate_union and strategy.needs_own_examples:
         raise ValueError(
-            f"trainer.evaluate_union is true, but {type(strategy).__name__}'s models take what is kept of each "
-            "client's own nodes, so they cannot be scored on others': leave it false, or choose another strategy"
+            f"trainer.evaluate_union is true, but {type(strategy).__name__}'s models use state of each client's own "
+            "nodes, so they cannot be scored on those of others: leave it false, or choose another strategy"
         )
 
 
 def check_directions(strategy: Strategy, registry: ClientRegistry) -> None:
-    """Refuse graphs whose edges a strategy would get wrong: directed ones, or those that carry what new ones lack.
+    """Refuse graphs whose edges a strategy cannot handle: directed ones, or those with weights or attributes.
 
     Raises:
-        ValueError: It would.
+        ValueError: The strategy cannot handle them.
     """
     name = type(strategy).__name__
     if strategy.needs_undirected and registry.is_directed:
         raise ValueError(
-            f"{name} is for graphs whose edges go both ways, with like weights, but source.undirected is false and "
+            f"{name} is for graphs whose edges go both ways, with equal weights, but source.undirected is false and "
             "edges lack their reverse: set data.source.undirected to true, or choose another strategy"
         )
     carried = ["edge_weight"] * registry.has_edge_weights + ["edge_attr"] * bool(registry.num_edge_attributes)
     if strategy.adds_edges and carried:
         raise ValueError(
-            f"{name} adds edges to the clients' graphs, and nobody knows the {' and '.join(carried)} of these: take "
-            "them from the graph, or choose another strategy"
+            f"{name} adds edges to the clients' graphs, whose {' and '.join(carried)} are unknown: remove them from "
+            "the graph, or choose another strategy"
         )
 
 
 def say_unused_edge_data(strategy: Strategy, model: ClientModule, registry: ClientRegistry) -> None:
-    """Warn where what edges carry is not used.
+    """Warn if edge weights or attributes are not used.
 
-    A net uses weights or attributes if it, or a layer in it, says so by ``takes_edge_weight`` or ``takes_edge_attr``.
+    A net uses weights or attributes if it or one of its layers has ``takes_edge_weight`` or ``takes_edge_attr``.
 
     Warns:
-        UserWarning: A net, or the strategy beside it, does not.
+        UserWarning: A net or the strategy does not use them.
     """
     there = {"edge_weight": registry.has_edge_weights, "edge_attr": bool(registry.num_edge_attributes)}
     for what in (name for name, is_there in there.items() if is_there):
@@ -56,7 +56,7 @@ def say_unused_edge_data(strategy: Strategy, model: ClientModule, registry: Clie
         if deaf:
             warnings.warn(
                 f"{' and '.join(dict.fromkeys(deaf))} {'does' if len(set(deaf)) == 1 else 'do'} not use the graph's "
-                f"{what}: to them edges are alike. Choose another, or take {what} from the graph.",
+                f"{what} and treat all edges alike. Choose another, or remove {what} from the graph.",
                 stacklevel=2,
             )
 
@@ -67,19 +67,19 @@ def takes(net: torch.nn.Module, what: str) -> bool:
 
 
 def check_architectures(strategy: Strategy, num_nets: int) -> None:
-    """Refuse several nets where a strategy needs clients that are alike."""
+    """Refuse several nets if the strategy needs the same net for all clients."""
     if num_nets > 1 and not strategy.takes_architectures:
         raise ValueError(
-            f"model.net lists {num_nets} nets, but {type(strategy).__name__} needs clients that are alike: "
+            f"model.net lists {num_nets} nets, but {type(strategy).__name__} needs the same net for all clients: "
             "give one net, or a strategy for different architectures (SheafFMTL, FedProto, Local)"
         )
 
 
 def check_statistics(strategy: Strategy, model: ClientModule) -> None:
-    """Refuse running statistics where a strategy would get them wrong.
+    """Refuse running statistics that a strategy cannot handle.
 
     Raises:
-        ValueError: It would, or there are none to share.
+        ValueError: The strategy cannot handle them, or there are none to share.
     """
     shared, name = model.running_statistics == "shared", type(strategy).__name__
     if not any(map(statistics_of, model.nets)):
@@ -88,11 +88,11 @@ def check_statistics(strategy: Strategy, model: ClientModule) -> None:
         return
     if not strategy.takes_statistics:
         raise ValueError(
-            f"{name} computes with models whose running statistics nobody keeps: give model.net layers without them "
+            f"{name} computes with models that have no running statistics: give model.net layers without them "
             "(LayerNorm, GroupNorm), or choose another strategy"
         )
     if shared and not strategy.shares_statistics:
         raise ValueError(
-            f"model.running_statistics is 'shared', but {name} does more with models than to average them, which "
-            "makes no variances: set it to 'personal'"
+            f"model.running_statistics is 'shared', but {name} does more with models than average them, which does "
+            "not yield variances: set it to 'personal'"
         )

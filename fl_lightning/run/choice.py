@@ -1,4 +1,4 @@
-"""Which run a fit, test or prediction goes on with; ``last`` and ``best`` are of the newest of its settings."""
+"""The choice of the run that is continued; ``last`` and ``best`` mean those of the newest run with its settings."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -14,12 +14,12 @@ _MOST_RUNS, _MOST_DIFFERENCES = 5, 3
 
 
 def open_folder(run: Run, root: Path, meant: Path | str | None) -> Path | None:
-    """Give a run the folder of the checkpoint that is meant, or a new one; collective.
+    """Give a run the folder of the chosen checkpoint, or a new one; collective.
 
     Args:
         run: The run, set up.
         root: Folder of the versions.
-        meant: A path, ``last`` or ``best``, or None for a run from the start (:func:`~.folder.find_checkpoint`).
+        meant: A path, ``last`` or ``best``, or None for a new run (:func:`~.folder.find_checkpoint`).
 
     Returns:
         The checkpoint.
@@ -32,23 +32,23 @@ def open_folder(run: Run, root: Path, meant: Path | str | None) -> Path | None:
 
 
 def read_checkpoint(path: Path, ckpt_path: str | None) -> tuple[Path, dict[str, Any]]:
-    """A checkpoint's path and content; a damaged ``last`` gives way to an older one."""
+    """A checkpoint's path and content; a damaged ``last`` is replaced by an older one."""
     return checkpoint.read_last(path) if ckpt_path == "last" else (path, checkpoint.read(path))
 
 
 def choose_checkpoint(run: Run, root: Path, name: str) -> Path:
     """The newest checkpoint of a name that has the run's data, partition, strategy, net, clients and seed.
 
-    Of several the newest whose other settings are the same, too, is taken.
+    Checkpoints whose other settings are also the same are preferred.
 
     Args:
         run: The run, set up.
-        root: Folder of the versions, of which one at least has the checkpoint.
+        root: Folder of the versions, at least one of which has the checkpoint.
         name: ``last`` or ``best``.
 
     Raises:
-        ValueError: There is none; says which there are, and how they differ.
-        DamagedCheckpoint: One that may be it cannot be read.
+        ValueError: There is none; the message lists the others and their differences.
+        DamagedCheckpoint: A candidate cannot be read.
     """
     others, alike = list[str](), list[tuple[Path, list[str]]]()
     for path in checkpoints_of(root, name):
@@ -64,7 +64,7 @@ def choose_checkpoint(run: Run, root: Path, name: str) -> Path:
         more = f"; and {len(others) - _MOST_RUNS} more" if len(others) > _MOST_RUNS else ""
         raise ValueError(
             f"no {name}.ckpt in {root} is of a run of these settings: {'; '.join(others[:_MOST_RUNS])}{more}. Use the "
-            "configuration that it was made with, give the path of a checkpoint, or leave out --ckpt_path to begin anew"
+            "configuration that it was made with, give the path of a checkpoint, or leave out --ckpt_path for a new run"
         )
     path, differences = next((result for result in alike if not result[1]), alike[0])
     other = f", which had other settings: {_summary(differences)}" if differences else ""
@@ -73,7 +73,7 @@ def choose_checkpoint(run: Run, root: Path, name: str) -> Path:
 
 
 def _peek(path: Path) -> dict[str, Any]:
-    """What a checkpoint says of its run; of a damaged ``last`` what another one of the run says."""
+    """The content of a checkpoint without its tensors; for a damaged ``last``, that of another one of its run."""
     try:
         return checkpoint.peek(path)
     except checkpoint.DamagedCheckpoint:

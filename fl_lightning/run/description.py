@@ -1,4 +1,4 @@
-"""The configuration of a run that was set up in Python, as the YAML that the command line would take."""
+"""The configuration of a run that was set up in Python, as YAML for the command line."""
 
 import dataclasses
 import functools
@@ -18,27 +18,27 @@ _PLAIN = (bool, int, float, str)
 
 
 class Description:
-    """Settings of objects by the parameters of their constructors, as far as the objects keep them.
+    """Describes objects by the parameters of their constructors, as far as the objects store them.
 
     Attributes:
-        unwritten: What cannot be written as YAML, by its dotted name.
+        unwritten: Dotted names of what cannot be written as YAML.
     """
 
     def __init__(self) -> None:
         self.unwritten: list[str] = []
-        self._open: set[int] = set()  # what is being described, which may hold itself
+        self._open: set[int] = set()  # what is being described, since it may contain itself
 
     def of(self, value: Any, name: str) -> Any:
-        """A value as YAML: what is plain as it is, classes and functions by their path, objects as ``class_path``."""
+        """A value as YAML: plain values as they are, classes and functions by path, objects as ``class_path``."""
         if value is None:
             return None
-        for kind in _PLAIN:  # of which enumerations and NumPy's numbers are subclasses
+        for kind in _PLAIN:  # enumerations and NumPy's numbers are subclasses
             if isinstance(value, kind):
                 return kind(value)
         if isinstance(value, Path):
             return str(value)
         if isinstance(value, list | tuple):
-            return [self.of(item, f"{name}.{location}") for location, item in enumerate(value)]
+            return [self.of(item, f"{name}.{i}") for i, item in enumerate(value)]
         if isinstance(value, Mapping):
             return {str(key): self.of(item, f"{name}.{key}") for key, item in value.items()}
         if isinstance(value, functools.partial):
@@ -56,10 +56,10 @@ class Description:
         return {"class_path": self._path(type(value), name), "init_args": arguments}
 
     def arguments(self, value: Any, name: str) -> dict[str, Any]:
-        """The arguments that an object was made with; a class can say those that it keeps elsewhere (``given``)."""
+        """The arguments that an object was made with; ``given`` of a class names those that it stores elsewhere."""
         try:
             parameters = inspect.signature(type(value)).parameters.values()
-        except ValueError:  # of a class that is not written in Python
+        except ValueError:  # for a class that is not written in Python
             self.unwritten.append(name)
             return {}
         given = value.given() if hasattr(value, "given") else {}
@@ -83,11 +83,11 @@ class Description:
 
 
 def _kept(value: Any, given: Mapping[str, Any], name: str) -> Any:
-    """An argument, from the object's attributes or from the records that are among them."""
+    """An argument, from the object's attributes or from dictionaries among them."""
     attributes = getattr(value, "__dict__", {})
-    for location in (given, attributes, *(part for part in attributes.values() if isinstance(part, dict))):
-        if name in location:
-            return location[name]
+    for values in (given, attributes, *(part for part in attributes.values() if isinstance(part, dict))):
+        if name in values:
+            return values[name]
     for part in attributes.values():
         if dataclasses.is_dataclass(part) and hasattr(part, name):
             return getattr(part, name)
@@ -95,7 +95,7 @@ def _kept(value: Any, given: Mapping[str, Any], name: str) -> Any:
 
 
 def configuration(run: Run, trainer: Any) -> str:
-    """The configuration of a run: what the command line took, or what the objects tell, with a comment on the rest."""
+    """The configuration of a run, from the command line or from the objects, with comments on what is missing."""
     if run.config:
         return run.config
     description = Description()
@@ -111,7 +111,7 @@ def configuration(run: Run, trainer: Any) -> str:
 
 
 def write_configuration(run: Run, trainer: Any) -> dict[str, Any]:
-    """Write config.yaml into the folder of a new run; of one that goes on with other settings a file beside it.
+    """Write config.yaml to the folder of a new run; for a run that is resumed with changes, write another file.
 
     Returns:
         The settings, for loggers.

@@ -1,4 +1,4 @@
-"""The evaluations of a run: models are scored as its strategy says."""
+"""The evaluations of a run, as defined by its strategy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from fl_lightning.run.processes import gather, gather_by_client
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Scores models; the run keeps each client's scores (``scores``) and the round they are of (``scored_round``).
+    """Scores models; the run keeps each client's scores (``scores``) and their round (``scored_round``).
 
     Args:
         run: The run.
         hooks: The callbacks.
-        failures: Where clients that fail are told of.
+        failures: Where failing clients are reported.
         union: Whether models are also scored on the examples of all training clients together.
     """
 
@@ -34,15 +34,15 @@ class Evaluator:
         """Score the given clients' models, and return the metrics over them.
 
         Args:
-            clients: Whose models.
-            prefix: Goes before the metrics' names.
-            round_idx: The round whose draws fine-tuning takes; None for the present one.
-            whole: Score also what a round has trained, though no round is at hand.
+            clients: The clients whose models are scored.
+            prefix: Prefix of the metrics' names.
+            round_idx: The round whose random draws fine-tuning uses; None for the current one.
+            whole: Also score the models that a round has trained, even if there is no current round.
         """
         run = self.run
         run.scored_round = round_idx = run.round_idx if round_idx is None else round_idx
         evaluations = dict(run.strategy.evaluations(clients))
-        if run.executor.round is None and not whole:  # of a checkpoint, which has no models that end with their round
+        if run.executor.round is None and not whole:  # a checkpoint lacks the models that end with their round
             evaluations = {kind: each for kind, each in evaluations.items() if not each.prefer_trained}
         for payload in {id(each.payload): each.payload for each in evaluations.values()}.values():
             check_models(payload, run.registry.names)
@@ -62,12 +62,12 @@ class Evaluator:
         return metrics
 
     def check_monitor(self) -> None:
-        """Refuse a metric of another model (``gen/val/acc``) that no evaluation has, before it chooses anything.
+        """Refuse a metric of another model (``gen/val/acc``) that no evaluation has, before it selects a round.
 
-        Of the model that is the result the first client's scores have told (``assembly.check_monitor``).
+        For the main model, the scores of the first client have been checked (``assembly.check_monitor``).
 
         Raises:
-            WrongSetting: No evaluation has it.
+            WrongSetting: No evaluation has the metric.
         """
         monitor = self.run.selection.monitor
         if monitor.startswith("val/") or any(monitor in row for row in self.run.history):
@@ -79,7 +79,7 @@ class Evaluator:
 
 
 def epsilons(run: Run) -> dict[str, float]:
-    """What private training has told so far: ε of each client, and the largest; nothing without it."""
+    """ε of private training so far, for each client and the largest; empty without private training."""
     if run.model.privacy is None:
         return {}
     result = gather_by_client(run.fabric, run.executor.epsilons())

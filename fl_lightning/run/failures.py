@@ -1,4 +1,4 @@
-"""Clients that fail, and rounds in which too few are left: what is counted, what is said, and what ends a run."""
+"""Failing clients and rounds below the quorum: how they are counted and reported, and when they end a run."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,16 +13,16 @@ class ClientFailure(RuntimeError):
 
 
 class TooFewUpdates(RuntimeError):
-    """Round after round fewer clients responded than a round needs."""
+    """Too many rounds in a row had fewer updates than a round needs."""
 
 
 @dataclass(frozen=True)
 class Failures:
-    """Follows the failures of a run, which keeps them (``failures``, ``num_failures``, ``reported``).
+    """Records failures in the run (``failures``, ``num_failures``, ``reported``) and reports them.
 
     Args:
         run: The run.
-        participation: What is done about clients that fail, and how many a round needs.
+        participation: How failing clients are handled, and how many clients a round needs.
     """
 
     run: Run
@@ -30,19 +30,19 @@ class Failures:
 
     @property
     def quorum(self) -> int:
-        """Updates without which a round fails."""
+        """How many updates a round needs."""
         return max(self.participation.min_clients, self.run.strategy.min_updates)
 
     def report(self, failures: Mapping[int, str], where: str, num_clients: int) -> None:
-        """Count failures and say why; of an error in a user's code once in a run, for all of its clients.
+        """Count failures and warn of them; an error in a user's code is reported once in a run, for all its clients.
 
         Args:
-            failures: Why clients failed.
-            where: In which stage or evaluation, in words.
-            num_clients: How many were asked.
+            failures: Why clients failed, by client.
+            where: The stage or evaluation, in words.
+            num_clients: How many clients took part in it.
 
         Raises:
-            ClientFailure: There are some, and ``participation.on_failure`` is ``stop``.
+            ClientFailure: A client failed, and ``participation.on_failure`` is ``stop``.
         """
         run, stops = self.run, self.participation.on_failure == "stop"
         for client, why in failures.items():
@@ -50,7 +50,7 @@ class Failures:
             run.failures[name] = str(why)
             run.num_failures[name] = run.num_failures.get(name, 0) + 1
         for clients in alike(failures, num_clients):
-            locations = {location for client in clients if (location := place_of(failures[client]))}
+            locations = {location for client in clients if (location := location_of(failures[client]))}
             if locations and locations <= run.reported:
                 continue
             run.reported |= locations
@@ -63,7 +63,7 @@ class Failures:
                 warnings.warn(message + left_out + counted, stacklevel=2)
 
     def check_failed_rounds(self) -> None:
-        """End a run in which nothing is learned any more.
+        """End a run in which too many rounds have failed.
 
         Raises:
             TooFewUpdates: The last ``participation.max_failed_rounds`` rounds failed.
@@ -74,10 +74,10 @@ class Failures:
             raise TooFewUpdates(f"the last {limit} rounds failed (participation.max_failed_rounds): {self.shortage()}")
 
     def check_any_round(self) -> None:
-        """Refuse a run's result where no round counted: its models are those that it began with.
+        """Refuse the result of a run in which all rounds failed: its models are the initial ones.
 
         Raises:
-            TooFewUpdates: None did.
+            TooFewUpdates: All rounds failed.
         """
         run = self.run
         if run.interruption.received is None and run.history and all(row["failed_round"] for row in run.history):
@@ -86,7 +86,7 @@ class Failures:
             raise TooFewUpdates(f"nothing was learned, {what}: {self.shortage()}")
 
     def shortage(self) -> str:
-        """What went wrong in a failed round; of many reasons the first three."""
+        """What went wrong in a failed round: at most three reasons."""
         missing = {**self.run.failures, **dict.fromkeys(self.run.dropouts, "dropped out")}
         of_kind: dict[str, list[str]] = {}
         for name, why in missing.items():
@@ -101,7 +101,7 @@ class Failures:
         return f"fewer than {self.quorum} clients responded ({setting}); {failures}"
 
     def _named(self, clients: Sequence[int], num_clients: int) -> str:
-        """Some clients in words."""
+        """Describe some clients in words."""
         if len(clients) == 1:
             return self.run.registry.names[clients[0]]
         if len(clients) == num_clients:
@@ -111,11 +111,12 @@ class Failures:
 
 
 def alike(failures: Mapping[int, str], num_clients: int) -> list[list[int]]:
-    """Clients by what is one failure: a kind of error and the line of the user's code; others stand alone.
+    """Group clients with the same failure: the same kind of error in the same line of the user's code.
 
-    Where all clients failed with one kind of error in the user's code, it is one whatever the line.
+    Other failures are groups of their own. If all clients failed with one kind of error in the user's code, they are
+    one group, whatever the line.
     """
-    locations = {client: place_of(why) for client, why in failures.items()}
+    locations = {client: location_of(why) for client, why in failures.items()}
     if (
         len(failures) == num_clients
         and all(locations.values())
@@ -128,7 +129,7 @@ def alike(failures: Mapping[int, str], num_clients: int) -> list[list[int]]:
     return list(result.values())
 
 
-def place_of(why: str) -> tuple[str, ...]:
-    """The kind of error and the line of the user's code that raised it; empty where that raised none."""
+def location_of(why: str) -> tuple[str, ...]:
+    """The kind of error and the line of the user's code that raised it; empty if the user's code did not raise it."""
     location = getattr(why, "location", "")
     return (why.partition(":")[0], location) if location else ()

@@ -1,4 +1,4 @@
-"""Where a run keeps its files: ``<root>/version_<n>/``, with its checkpoints in ``checkpoints/``."""
+"""The folder of a run: ``<root>/version_<n>/``, with its checkpoints in ``checkpoints/``."""
 
 import os
 import re
@@ -11,24 +11,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-#: Seconds after which nobody writes on at a file that was begun.
+#: Seconds after which a file that was begun is taken to be abandoned.
 _STALE = 3600.0
 
 
 class CannotWrite(OSError):
-    """A file or folder that cannot be written; says which, how large and why."""
+    """A file or folder that cannot be written; the message has its name, its size and the reason."""
 
 
 @contextmanager
 def writing(path: Path, num_bytes: int | None = None) -> Iterator[None]:
-    """Say what could not be written, and where.
+    """Turn an ``OSError`` into a message about what could not be written, and where.
 
     Args:
         path: The file.
-        num_bytes: Its size, where it is known.
+        num_bytes: Its size, if known.
 
     Raises:
-        CannotWrite: In place of any other ``OSError``.
+        CannotWrite: Instead of any other ``OSError``.
     """
     try:
         yield
@@ -40,12 +40,12 @@ def writing(path: Path, num_bytes: int | None = None) -> Iterator[None]:
         left = "" if free is None else f", where {free:,} bytes are free"
         raise CannotWrite(
             f"{path.name}{needed} cannot be written into {path.parent.absolute()}{left}: {error.strerror or error}; "
-            "make room there, or set trainer.default_root_dir to another folder"
+            "free space there, or set trainer.default_root_dir to another folder"
         ) from error
 
 
 def free_bytes(folder: Path) -> int | None:
-    """Free space of a folder's file system, or of the nearest one above that exists; None if that cannot be told."""
+    """Free bytes of the file system of a folder or its nearest existing parent; None if unknown."""
     for above in (folder, *folder.absolute().parents):
         try:
             return shutil.disk_usage(above).free
@@ -83,12 +83,12 @@ def whole_file(path: Path, num_bytes: int | None = None, *, secret: bool = False
 
     Args:
         path: The file; its folder is created.
-        num_bytes: Its size, where it is known, for the message.
-        secret: Only the owner may read it, and its folder where that is made here.
+        num_bytes: Its size, if known, for the message.
+        secret: Whether only the owner may read it, and its folder if that is created here.
 
     Yields:
-        What to write in its place: an empty file beside it, of the same suffix and of a name that nobody can foresee,
-        which takes its place in the end. What a killed process left of one goes with a later write.
+        The temporary file to write to: an empty file in the same folder, with the same suffix and an unpredictable
+        name, which replaces the file at the end. Temporary files of killed processes are deleted by a later write.
 
     Raises:
         CannotWrite: The disk is full, the folder read-only, ...
@@ -109,7 +109,7 @@ def whole_file(path: Path, num_bytes: int | None = None, *, secret: bool = False
 
 
 def _sweep(path: Path) -> None:
-    """Delete what processes that are long gone have begun to write in a file's place."""
+    """Delete abandoned temporary files of a file."""
     pattern = re.compile(rf"\.{re.escape(path.stem)}\.[0-9a-f]{{16}}\.new{re.escape(path.suffix)}")
     with suppress(OSError):
         for entry in os.scandir(path.parent):
@@ -118,15 +118,15 @@ def _sweep(path: Path) -> None:
 
 
 def secret_file(path: Path, make: Callable[[], bytes], *, num_bytes: int | None = None) -> bytes:
-    """What is in a file that its owner alone may read; where there is none it is made.
+    """The content of a file that only its owner may read; the file is created if it does not exist.
 
     Args:
         path: The file.
-        make: What to write.
-        num_bytes: How many bytes it has; None for any number but none.
+        make: Makes the content.
+        num_bytes: How many bytes it must have; None for any number above 0.
 
     Raises:
-        ValueError: It has another number of bytes: it is damaged, or was cut off.
+        ValueError: It has another number of bytes, so it is damaged.
     """
     if not path.exists():
         with whole_file(path, secret=True) as temporary:
@@ -134,14 +134,14 @@ def secret_file(path: Path, make: Callable[[], bytes], *, num_bytes: int | None 
     content = path.read_bytes()
     if not content or len(content) != (num_bytes or len(content)):
         raise ValueError(
-            f"{path.name} is damaged, it has {len(content)} bytes: bring it back from a copy, or move the folder that "
-            "it lies in away, to begin anew"
+            f"{path.name} is damaged, it has {len(content)} bytes: restore it from a copy, or move its folder away "
+            "to start over"
         )
     return content
 
 
 def private_folder(folder: Path) -> Path:
-    """A folder that its owner alone may open, made if it is not there; what is in it and above it stays as it is."""
+    """A folder that only its owner may open, created if it does not exist; its content and parents are unchanged."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     if stat.S_IMODE(folder.stat().st_mode) & 0o077:
@@ -156,7 +156,7 @@ def checkpoints_of(root: Path, name: str) -> list[Path]:
 
 
 def find_checkpoint(root: Path, ckpt_path: str | None, *, required: bool) -> Path | str | None:
-    """What a user means, as far as it can be told before the run is set up.
+    """What a user means by ``ckpt_path``, as far as it is known before the run is set up.
 
     Args:
         root: Folder of the run's versions.
@@ -164,11 +164,11 @@ def find_checkpoint(root: Path, ckpt_path: str | None, *, required: bool) -> Pat
         required: Whether ``last`` or ``best`` must exist.
 
     Returns:
-        The path; ``last`` or ``best`` where a version has one (:func:`fl_lightning.run.choice.choose_checkpoint` says
-        which is meant); None for none.
+        The path; ``last`` or ``best`` if a version has one (:func:`fl_lightning.run.choice.choose_checkpoint` then
+        chooses one); None for none.
 
     Raises:
-        ValueError: It is a path, or required, and there is none.
+        ValueError: It is a path or required, and does not exist.
     """
     if ckpt_path is None:
         return None
@@ -188,7 +188,7 @@ def find_checkpoint(root: Path, ckpt_path: str | None, *, required: bool) -> Pat
 
 
 def run_folder_of(checkpoint: Path) -> Path | None:
-    """The folder of the run that wrote a checkpoint; None for one that was moved out of it."""
+    """The folder of the run that wrote a checkpoint; None if the checkpoint was moved out of it."""
     return checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else None
 
 

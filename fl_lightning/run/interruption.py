@@ -5,10 +5,10 @@ from types import FrameType, TracebackType
 
 
 class Interruption:
-    """While it is entered, SIGINT and SIGTERM are noted for the end of the round; a second one ends the run at once.
+    """A context in which SIGINT and SIGTERM end the run after the round, and a second signal ends it at once.
 
     Attributes:
-        received: Number of the signal that came, None if none did.
+        received: Number of the signal that was received; None for none.
     """
 
     def __init__(self) -> None:
@@ -19,7 +19,7 @@ class Interruption:
         try:
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._previous[number] = signal.signal(number, self._note)
-        except ValueError:  # not in the main thread: signals are somebody else's
+        except ValueError:  # not in the main thread, which alone can handle signals
             self._previous = {}
         return self
 

@@ -1,4 +1,4 @@
-"""Keeps a second process from writing a run that is being written."""
+"""A lock that keeps a second process from writing to the folder of a run."""
 
 import json
 import os
@@ -16,8 +16,9 @@ from lightning.fabric import Fabric
 class RunLock:
     """A file ``run.lock`` in the run's folder that names host and process, locked as long as the process lives.
 
-    The operating system lets go of it when the process ends, however it ends, so what a killed process leaves on this
-    machine is taken over. Another machine's processes cannot be asked whether they live: their lock is refused.
+    The operating system releases the lock when the process ends, however it ends, so the lock of a killed process on
+    this machine is taken over. Whether a process of another machine is still running is unknown, so its lock is
+    respected.
 
     Args:
         folder: The run's folder.
@@ -29,10 +30,10 @@ class RunLock:
         self._is_held = False
 
     def acquire(self) -> None:
-        """Take the lock.
+        """Acquire the lock.
 
         Raises:
-            ValueError: Another process has it, or a process of another machine had it and left it behind.
+            ValueError: Another process has it, or a process of another machine left it behind.
         """
         owner = self._owner()
         try:
@@ -41,7 +42,7 @@ class RunLock:
             owner = owner or {"pid": "another", "host": "this machine", "since": "just now"}
             raise ValueError(
                 f"run {self.path.parent} is being written by process {owner['pid']} on {owner['host']} (since "
-                f"{owner['since']}): wait until it has ended, or start a run of its own, without --ckpt_path"
+                f"{owner['since']}): wait until it has ended, or start a new run without --ckpt_path"
             ) from None
         except OSError:  # a file system without locks
             pass
@@ -56,14 +57,14 @@ class RunLock:
         self.path.write_text(json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": since}))
 
     def release(self) -> None:
-        """Let go of the lock, if it is held; the file goes before, while nobody else can have it."""
+        """Release the lock, if this process has it; the file is deleted first, while nobody else can lock it."""
         if self._is_held:
             self.path.unlink(missing_ok=True)
             self._lock.release()
             self._is_held = False
 
     def _owner(self) -> dict[str, Any] | None:
-        """Who wrote the lock; None where nobody did, or had the time to."""
+        """The owner of the lock; None if it has not been written (yet)."""
         try:
             owner = json.loads(self.path.read_text())
         except (OSError, json.JSONDecodeError):
@@ -73,10 +74,10 @@ class RunLock:
 
 @contextmanager
 def locked(fabric: Fabric, folder: Path) -> Iterator[None]:
-    """Keep other processes from writing a run; a folder that nothing was written to goes again. Collective.
+    """Keep other processes from writing to a run's folder; it is deleted if it stays empty. Collective.
 
     Raises:
-        ValueError: Another process is writing it.
+        ValueError: Another process is writing to it.
     """
     lock, refusal = RunLock(folder), ""
     if fabric.is_global_zero:
@@ -91,5 +92,5 @@ def locked(fabric: Fabric, folder: Path) -> Iterator[None]:
     finally:
         if fabric.is_global_zero:
             lock.release()
-            with suppress(OSError):  # it is not empty, as a rule
+            with suppress(OSError):  # usually it is not empty
                 folder.rmdir()

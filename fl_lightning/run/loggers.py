@@ -1,8 +1,8 @@
-"""Where the metrics of the rounds go: a CSV file that survives being killed, TensorBoard, and Weights & Biases.
+"""Loggers for the metrics of the rounds: a CSV file that survives a killed process, TensorBoard, and Weights & Biases.
 
 Any logger of Lightning or Fabric works as well. Fabric's own ``CSVLogger`` writes only every 100 steps, so a killed run
-loses them, and starts its file anew (with a warning) when a run is resumed; its ``TensorBoardLogger`` writes each of
-fifty scalars by itself, which takes as long as a short round's training.
+loses them, and overwrites its file (with a warning) when a run is resumed; its ``TensorBoardLogger`` writes each of
+fifty scalars separately, which takes as long as training a short round.
 """
 
 import csv
@@ -25,7 +25,7 @@ from fl_lightning.run.folder import whole_file, writing
 class RoundTable:
     """A CSV file with a column ``round`` that grows by appending; it is rewritten only when a new column appears.
 
-    Every row is handed to the operating system at once, so killing the process loses none of them.
+    Every row is passed to the operating system at once, so that none is lost when the process is killed.
 
     Args:
         path: The file; its folder is created with the first row.
@@ -40,7 +40,7 @@ class RoundTable:
         self.replace(row for row in self.read() if int(row["round"]) < round_idx)
 
     def replace(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Make these the only rows; without any, there is no file."""
+        """Replace all rows; without any rows, there is no file."""
         written = list(rows)
         self.columns = dict.fromkeys(name for row in written for name in row)
         if not written:
@@ -50,7 +50,7 @@ class RoundTable:
             temporary.write_text(self._format(written, header=True))
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Add rows; a cell that a row lacks stays empty."""
+        """Add rows; missing values stay empty."""
         new = list(rows)
         if all(name in self.columns for row in new for name in row):
             with writing(self.path), self.path.open("a", newline="") as file:
@@ -59,7 +59,7 @@ class RoundTable:
             self.replace([*self.read(), *new])
 
     def read(self) -> list[dict[str, str]]:
-        """The complete rows of the file; one that a crash cut off is left out."""
+        """The complete rows of the file, without one that a crash cut off."""
         if not self.path.exists():
             return []
         whole_lines = self.path.read_text().rpartition("\n")[0]
@@ -75,22 +75,22 @@ class RoundTable:
 
 
 class RunLogger(Logger):
-    """A logger that is told which run it belongs to; the bare names ``CSVLogger`` and the like mean these."""
+    """A logger that knows its run; on the command line, bare names such as ``CSVLogger`` mean these classes."""
 
     def begin(self, folder: Path, history: Sequence[Mapping[str, float]]) -> None:
-        """The run begins, or goes on.
+        """Begin or continue a run.
 
         Args:
-            folder: The run's.
-            history: The rounds that are over.
+            folder: The run's folder.
+            history: The finished rounds.
         """
 
 
 class CSVLogger(RunLogger):
-    """Writes ``metrics.csv``: a row a round, on disk when the round is over.
+    """Writes ``metrics.csv``: one row per round, written as soon as the round is over.
 
     Args:
-        root_dir: Folder of the file; None for the run's.
+        root_dir: Folder of the file; None for the run's folder.
     """
 
     def __init__(self, root_dir: str | None = None) -> None:
@@ -114,19 +114,19 @@ class CSVLogger(RunLogger):
 
     @rank_zero_only
     def begin(self, folder: Path, history: Sequence[Mapping[str, float]]) -> None:
-        """Let the file hold these rounds and no others."""
+        """Make the file contain these rounds and no others."""
         self.table = RoundTable(Path(self.setting or folder) / "metrics.csv")
         self.table.replace(history)
 
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
-        """Write nothing: config.yaml lies beside the file."""
+        """Write nothing: config.yaml is in the same folder."""
 
 
 class TensorBoardLogger(RunLogger, tensorboard.TensorBoardLogger):
-    """TensorBoard's event file, all metrics of a round written at once.
+    """TensorBoard's event file, with all metrics of a round written at once.
 
     Args:
-        root_dir: Folder of the file; None for the run's.
+        root_dir: Folder of the file; None for the run's folder.
     """
 
     def __init__(self, root_dir: str | None = None) -> None:
@@ -134,7 +134,7 @@ class TensorBoardLogger(RunLogger, tensorboard.TensorBoardLogger):
         self.setting = root_dir
 
     def begin(self, folder: Path, history: Sequence[Mapping[str, float]]) -> None:
-        """Begin a file; of a run that goes on, it hides what was logged of later rounds."""
+        """Begin a file; in a resumed run it hides what was logged for later rounds."""
         self._experiment = None
         self._root_dir = self.setting or str(folder)
         self._kwargs["purge_step"] = int(history[-1]["round"]) + 1 if history else None
@@ -147,27 +147,27 @@ class TensorBoardLogger(RunLogger, tensorboard.TensorBoardLogger):
 
     @rank_zero_only
     def log_result(self, result: Mapping[str, float], settings: Mapping[str, Any]) -> None:
-        """Write the best round's metrics beside the settings, for the tab HPARAMS."""
+        """Write the best round's metrics with the settings, for the tab HPARAMS."""
         metrics = {f"best/{name}": value for name, value in result.items() if math.isfinite(value)}
         if metrics:
             super().log_hyperparams(dict(settings), metrics)
 
 
 class WandbLogger(RunLogger, lightning_loggers.WandbLogger):
-    """Weights & Biases, one W&B run for each run of the trainer, the same one after a resume.
+    """Weights & Biases, with one W&B run for each run of the trainer, continued when that is resumed.
 
     Rounds after the last checkpoint that an interrupted run had already sent are sent again by the resumed run; their
     metrics are equal, except for the seconds. Set ``WANDB_MODE=offline`` (or ``offline``) to write to disk only and
     ``wandb sync`` the folders later.
 
     Args:
-        project: Project.
-        name: Name of the run; W&B invents one if it is None.
+        project: Name of the project.
+        name: Name of the run; None for a name that W&B generates.
         entity: User or team; None for the account's default.
         group: Groups runs in the overview, for example the seeds of one configuration.
         tags: Labels of the run.
         offline: Write to disk only.
-        save_dir: Folder that gets W&B's own folder ``wandb``.
+        save_dir: Folder in which W&B's own folder ``wandb`` is created.
     """
 
     def __init__(
@@ -191,10 +191,10 @@ class WandbLogger(RunLogger, lightning_loggers.WandbLogger):
             tags=tags,
             mode="offline" if offline else None,
         )
-        self._wandb_init.pop("anonymous", None)  # Lightning always passes it on, and W&B warns that it is ignored
+        self._wandb_init.pop("anonymous", None)  # Lightning always passes it, and W&B warns that it is ignored
 
     def continue_run(self, run_id: str) -> None:
-        """Go on with an earlier W&B run.
+        """Continue an earlier W&B run.
 
         Raises:
             ValueError: Another run has already begun.
@@ -207,7 +207,7 @@ class WandbLogger(RunLogger, lightning_loggers.WandbLogger):
 
     @rank_zero_only
     def log_result(self, result: Mapping[str, float], settings: Mapping[str, Any]) -> None:
-        """Let the summary, which tables show and sweeps optimize, hold the best round's metrics."""
+        """Write the best round's metrics to the summary, which tables show and sweeps optimize."""
         self.experiment.summary.update(dict(result))
 
     @rank_zero_only
@@ -220,15 +220,15 @@ class WandbLogger(RunLogger, lightning_loggers.WandbLogger):
             self._wandb_init["id"] = None
 
 
-#: What the trainer takes: of loggers of the same name the command line means the first that is here.
+#: The loggers that the trainer accepts; a bare name on the command line means the first of that name.
 AnyLogger = RunLogger | lightning_loggers.Logger | Logger
 
 
 def checked(given: list[Any]) -> list[Any]:
-    """Loggers that a trainer was given.
+    """Check the loggers that a trainer was given.
 
     Raises:
-        ValueError: One is none.
+        ValueError: One of them is not a logger.
     """
     if not all(hasattr(each, "log_metrics") for each in given):
         raise ValueError(f"trainer.logger is {given!r}: give loggers of Lightning's, true for files, false for none")
@@ -236,12 +236,12 @@ def checked(given: list[Any]) -> list[Any]:
 
 
 def begin(given: Sequence[Logger] | bool, folder: Path, history: Sequence[Mapping[str, float]]) -> list[Logger]:
-    """The loggers of a run, begun.
+    """Begin the loggers of a run.
 
     Args:
         given: Loggers, to which a CSV file is added; true for CSV and TensorBoard, false for none.
-        folder: The run's.
-        history: The rounds that are over.
+        folder: The run's folder.
+        history: The finished rounds.
     """
     loggers: list[Logger] = [] if isinstance(given, bool) else list(given)
     if given is True:
@@ -251,20 +251,20 @@ def begin(given: Sequence[Logger] | bool, folder: Path, history: Sequence[Mappin
     for logger in loggers:
         if isinstance(logger, RunLogger):
             logger.begin(folder, history)
-        getattr(logger, "experiment", None)  # made when it is first asked for, which takes longer than a round
+        getattr(logger, "experiment", None)  # created on first access, which takes longer than a round
     return loggers
 
 
 def log_settings(loggers: Iterable[Logger], settings: dict[str, Any]) -> None:
-    """Give the configuration to the loggers that show settings."""
+    """Pass the configuration to the loggers that show settings."""
     for logger in loggers:
-        # TensorBoard's is given them with the result, and what only logs metrics takes none
+        # TensorBoard's logger gets them with the result, and some loggers only log metrics
         if hasattr(logger, "log_hyperparams") and not isinstance(logger, TensorBoardLogger):
             logger.log_hyperparams(settings)
 
 
 def end(loggers: Iterable[Logger], result: Mapping[str, float], settings: Mapping[str, Any], *, is_whole: bool) -> None:
-    """Close the loggers, with what the run came to and whether it came to its end."""
+    """Close the loggers, with the result of the run and whether it was completed."""
     for logger in loggers:
         if hasattr(logger, "log_result"):
             logger.log_result(result, settings)

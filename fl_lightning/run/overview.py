@@ -1,4 +1,4 @@
-"""What is shown of a trainer in a notebook."""
+"""The display of a trainer in a notebook."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def table(trainer: Any, run: Run | None) -> Table:
-    """A trainer's settings, or what its run came to."""
+    """A trainer's settings, or the results of its run."""
     rows: dict[str, Any] = {
         "num_rounds": trainer.num_rounds,
         "seed": trainer.seed,
@@ -31,7 +31,7 @@ def table(trainer: Any, run: Run | None) -> Table:
 
 
 def history(run: Run) -> "DataFrame":
-    """The metrics of each round that is over: a row a round, its number the index."""
+    """The metrics of each finished round: one row per round, indexed by its number."""
     from pandas import DataFrame
 
     return DataFrame(run.history, columns=None if run.history else ["round"]).set_index("round")

@@ -1,4 +1,4 @@
-"""The three that make a run, client, data and strategy: as given, of the strategy, or those of the last run."""
+"""The three parts of a run, client, data and strategy: as given, the strategy's default, or those of the last run."""
 
 import warnings
 
@@ -10,7 +10,7 @@ from fl_lightning.round.client import ClientModule
 from fl_lightning.run.assembly import Run
 from fl_lightning.strategies import Strategy
 
-#: As a verb is given them.
+#: The parts as passed to a verb; None for a missing one.
 Parts = tuple[ClientModule | None, FederatedDataModule | None, Strategy | None]
 
 
@@ -20,10 +20,10 @@ def complete(
     strategy: Strategy | None,
     last: Run | None = None,
 ) -> tuple[ClientModule, FederatedDataModule, Strategy]:
-    """What is None is that of the last run, if there is one; the client else the strategy's.
+    """Replace None by the part of the last run, if there is one, and otherwise the client by the strategy's.
 
     Raises:
-        ValueError: There are no data or no strategy, or something else is given in their place.
+        ValueError: The data or the strategy are missing or of a wrong type.
     """
     if last is not None:
         client, data, strategy = client or last.model, data or last.datamodule, strategy or last.strategy
@@ -45,11 +45,11 @@ def complete(
 
 
 def kept_models_of(run: Run, ckpt_path: str | None) -> str | None:
-    """The checkpoint of a run that is over; None for the models as its last round left them.
+    """The checkpoint of a finished run; None for the models as its last round left them.
 
     Args:
         run: The run.
-        ckpt_path: What is asked for: a path, ``last``, ``best``, or None for the best where one was written.
+        ckpt_path: A path, ``last``, ``best``, or None for the best checkpoint, if one was written.
     """
     best = run.folder / "checkpoints" / "best.ckpt"
     if ckpt_path is None and not best.is_file():

@@ -1,13 +1,13 @@
-"""The file of predictions, ``predictions.csv``: the same from a simulation and from a site.
+"""The file of predictions, ``predictions.csv``, which is the same for a simulation and a site.
 
-A row for each example that was predicted, with the columns
+It has a row for each predicted example, with the columns
 
-- ``client``, ``node``, ``graph`` or ``example`` (the user's own number), and ``name`` where they have names;
-- ``split``: ``train``, ``val``, ``test``, or ``none`` where it has no role;
-- of classes ``label`` (empty where there is none), ``prediction``, both by the classes' names where they have any, and
-  the probability of each class, ``probability_<class>``;
-- of labels ``label_<name>`` (1, 0, or empty where it is not known) and ``probability_<name>`` for each of them;
-- of numbers ``target_0`` (empty where it is missing), ``prediction_0``, ``target_1``, ... for each number of a target.
+- ``client``, ``node``, ``graph`` or ``example`` (the user's own number), and ``name`` if they have names;
+- ``split``: ``train``, ``val``, ``test``, or ``none`` for an example without a role;
+- for classes: ``label`` (empty if unknown) and ``prediction``, both by the classes' names if they have any, and the
+  probability of each class, ``probability_<class>``;
+- for labels: ``label_<name>`` (1, 0, or empty if unknown) and ``probability_<name>`` for each of them;
+- for numbers: ``target_0`` (empty if missing), ``prediction_0``, ``target_1``, ... for each number of a target.
 
 So the test accuracy of a client is the share of its rows of the split ``test`` whose label is the prediction.
 """
@@ -27,13 +27,13 @@ from fl_lightning.tasks import Task
 
 @dataclass(frozen=True, kw_only=True)
 class Predicted:
-    """What was predicted for a client's examples.
+    """The predictions for a client's examples.
 
     Attributes:
-        task: What is learned.
-        client_data: What the client holds.
-        own: What its user calls that.
-        output_NK: What the task tells of each, (N, num_outputs).
+        task: The task.
+        client_data: The data of the client.
+        own: The user's names of the examples.
+        output_NK: The prediction for each example, (N, num_outputs).
     """
 
     task: Task
@@ -47,15 +47,15 @@ def write_predictions(path: Path, clients: Iterable[Predicted], *, secret: bool 
 
     Args:
         path: The file, which is replaced as a whole.
-        clients: Of one task and with the same classes.
-        secret: Only the owner of the file may read it.
+        clients: The predictions of each client, for one task and the same classes.
+        secret: Whether only the owner of the file may read it.
     """
     clients = list(clients)
     has_names = any(each.names.names is not None for each in clients)
     with whole_file(path, secret=secret) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        for location, each in enumerate(clients):
-            if location == 0:
+        for i, each in enumerate(clients):
+            if i == 0:
                 columns = each.task.target.columns(_names(each))
                 writer.writerow(["client", each.task.example, *(["name"] if has_names else []), "split", *columns])
             writer.writerows(_rows(each, has_names))
@@ -75,6 +75,6 @@ def _rows(each: Predicted, has_names: bool) -> Iterator[list[object]]:
 
 
 def _names(each: Predicted) -> list[str]:
-    """Each class or label by its name, or by its number where it has none."""
+    """The name of each class or label, or its number if it has no name."""
     known = each.names.class_names or ()
     return [known[k] if k < len(known) else str(k) for k in range(each.output_NK.shape[1])]

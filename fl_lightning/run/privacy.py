@@ -1,4 +1,4 @@
-"""What is refused before a run whose clients train privately (``model.privacy``)."""
+"""Checks before a run whose clients train privately (``model.privacy``)."""
 
 from collections.abc import Sequence
 
@@ -9,16 +9,16 @@ from fl_lightning.strategies import Strategy
 
 
 def check_privacy(strategy: Strategy, model: ClientModule, registry: ClientRegistry, clients: Sequence[int]) -> None:
-    """Refuse a strategy that is set up, or data, that the privacy of training does not cover.
+    """Refuse a strategy or data that private training does not cover.
 
     Args:
-        strategy: Set up.
+        strategy: The strategy, set up.
         model: The client.
-        registry: What the clients hold.
-        clients: Those that train.
+        registry: The client registry.
+        clients: The clients that train.
 
     Raises:
-        ValueError: The clients hold graphs, or the strategy has them tell more of their examples than gradients.
+        ValueError: The clients have graphs, or the strategy makes them reveal more about examples than gradients.
     """
     if model.privacy is None:
         return

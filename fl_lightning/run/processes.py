@@ -1,4 +1,4 @@
-"""Clients spread over the processes of a Fabric, and their payloads brought together again."""
+"""Distributes clients over the processes of a Fabric, and gathers their payloads."""
 
 import atexit
 import os
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def shard(costs: Sequence[int], num_processes: int) -> list[tuple[int, ...]]:
-    """Give each process clients of about equal total work: largest first, each to the process with the least so far.
+    """Assign each process clients of about equal total work: largest first, each to the process with the least so far.
 
     Args:
         costs: Work of each client, for example its nodes plus edges.
@@ -49,7 +49,7 @@ def shard(costs: Sequence[int], num_processes: int) -> list[tuple[int, ...]]:
     return [tuple(sorted(clients)) for clients in shards]
 
 
-#: What clients compute in, by Fabric's word for it.
+#: Floating point types of the clients' computations, by Fabric's name of the precision.
 _DTYPES = {
     "32-true": torch.float32,
     "32": torch.float32,
@@ -74,10 +74,10 @@ def dtype_of(precision: str) -> torch.dtype:
 def make_fabric(
     accelerator: str, devices: list[int] | int | str, num_nodes: int, precision: str, strategy: str
 ) -> Fabric:
-    """The Fabric of a trainer, whose settings these are.
+    """Make the Fabric of a trainer from its settings.
 
     Raises:
-        ValueError: There is no such device, or too few, or no such strategy.
+        ValueError: There is no such device or strategy, or there are too few devices.
     """
     if str(accelerator) in ("gpu", "cuda") and not torch.cuda.is_available():
         raise ValueError(f"trainer.accelerator is {accelerator!r}, but there is no GPU here: use cpu or auto")
@@ -102,7 +102,7 @@ def check_cores(accelerator: Accelerator, num_processes: int) -> None:
     """Refuse more processes on this machine than it has CPU cores, unless ``FL_OVERSUBSCRIBE=1`` asks for them.
 
     Raises:
-        ValueError: They are more.
+        ValueError: There are more processes than cores.
     """
     cores = os.cpu_count() or num_processes
     wanted = os.environ.get("FL_OVERSUBSCRIBE", "0") == "1"
@@ -114,9 +114,9 @@ def check_cores(accelerator: Accelerator, num_processes: int) -> None:
 
 
 def launch(fabric: Fabric) -> None:
-    """Start the other processes, and leave their group, if there is one, before the interpreter goes down.
+    """Start the other processes, and leave their group, if there is one, before the interpreter shuts down.
 
-    Fabric does it for NCCL only; Gloo's threads, still running then, can abort a process whose work is done.
+    Fabric does this only for NCCL; Gloo's threads, if still running, can abort a process whose work is done.
     """
 
     def leave() -> None:
@@ -129,9 +129,9 @@ def launch(fabric: Fabric) -> None:
 
 
 def gather(fabric: Fabric, payload: Payload) -> Payload:
-    """Bring the payloads of all processes together on every process, clients ascending.
+    """Gather the payloads of all processes on every process, clients ascending.
 
-    A tensor that only some processes have (optimizer state, where others' clients have not begun) is zero elsewhere.
+    A tensor that only some processes have (such as optimizer state before other clients have begun) is zero elsewhere.
 
     Raises:
         ValueError: The clients of two processes sent a tensor in different shapes.
@@ -160,12 +160,12 @@ def gather(fabric: Fabric, payload: Payload) -> Payload:
 
 
 def gather_by_client(fabric: Fabric, local: Mapping[int, T]) -> dict[int, T]:
-    """Small objects of every process's clients, by client."""
+    """Gather small objects of every process's clients, by client."""
     return {client: item for part in gather_objects(fabric, dict(local)) for client, item in part.items()}
 
 
 def gather_objects(fabric: Fabric, item: T) -> list[T]:
-    """Every process's small object, by rank."""
+    """Gather every process's small object, by rank."""
     if fabric.world_size == 1:
         return [item]
     everyone: list[T] = [item] * fabric.world_size
@@ -180,7 +180,7 @@ def _describe(payload: Payload) -> tuple[tuple[int, ...], dict[str, tuple[torch.
 def _all_gather(
     fabric: Fabric, payload: Payload, shapes: Mapping[str, torch.Size], num_rows: int, dtype: torch.dtype
 ) -> list[dict[str, Tensor]]:
-    """Tensors of one type from every process, by rank and name, in one message: messages cost more than their bytes."""
+    """Gather tensors of one type, by rank and name, in one message, since messages cost more than their bytes."""
     packed = torch.zeros(num_rows, sum(shape.numel() for shape in shapes.values()), dtype=dtype, device=fabric.device)
     local, ragged = payload.named(), {f"s/{name}" for name in payload.lengths}
     for name, tensor in unflatten(packed, shapes).items():

@@ -1,4 +1,4 @@
-"""Where the time of a round goes."""
+"""Measures where the time of a round goes."""
 
 import csv
 import os
@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from fl_lightning.run.folder import whole_file
 
-#: The parts of a round, in the order they are shown.
+#: The parts of a round, in the order of the table.
 PARTS = ("clients", "payloads", "server", "evaluation", "logging", "checkpoint")
 
 #: Such as ``USDT:2026-01-31 12:00:00 17:17 SyncActivityProfilerHandler.cpp:52] profiler_start``.
@@ -35,7 +35,7 @@ class RoundClock:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Count what happens in the context to a part; it is named so in a trace, too."""
+        """Attribute the time spent in the context to a part, which also has this name in a trace."""
         start = time.perf_counter()
         with record_function(name):
             yield
@@ -47,7 +47,7 @@ class RoundClock:
         self.num_rounds += 1
 
     def rows(self) -> list[tuple[str, float, float]]:
-        """Part, milliseconds a round and share of the round; what belongs to no part is ``other``."""
+        """Part, milliseconds per round and share of the round; time outside all parts is ``other``."""
         parts = {name: self.seconds.get(name, 0.0) for name in PARTS}
         parts["other"] = max(0.0, self.total - sum(parts.values()))
         rounds, total = max(1, self.num_rounds), max(self.total, 1e-9)
@@ -76,7 +76,7 @@ class RoundTrace:
 
     Args:
         path: The file to write.
-        first_round: Rounds to let pass before, in this run.
+        first_round: Number of rounds to skip first, in this run.
         num_rounds: Rounds to record.
     """
 
@@ -88,7 +88,7 @@ class RoundTrace:
         self.profiler: profile | None = None
 
     def start_round(self) -> None:
-        """Begin with the recording if it is time."""
+        """Begin the recording if it is due."""
         if self.rounds == self.first_round:
             gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
             self.profiler = profile(activities=[ProfilerActivity.CPU, *gpu])
@@ -96,7 +96,7 @@ class RoundTrace:
                 self.profiler.start()
 
     def end_round(self) -> None:
-        """End the recording and write it if it is time."""
+        """End the recording and write it if it is complete."""
         if self.profiler is not None and self.rounds == self.last_round:
             self.close()
         self.rounds += 1
@@ -113,7 +113,7 @@ class RoundTrace:
 
 @contextmanager
 def _without_own_messages() -> Iterator[None]:
-    """Keep what the profiler's library says of its own start and end off standard error, whatever its log level is."""
+    """Keep the messages of the profiler's library about its own start and end off standard error."""
     sys.stderr.flush()
     with tempfile.TemporaryFile() as said:
         standard_error = os.dup(2)

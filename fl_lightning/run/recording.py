@@ -1,4 +1,4 @@
-"""What is recorded of a run while it is trained: its configuration, metrics, profile and result."""
+"""The records of a run during training: its configuration, metrics, profile and result."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,12 +13,13 @@ from fl_lightning.run.profiling import RoundTrace
 
 @contextmanager
 def recorded(run: Run, trainer: Any, hooks: Hooks, *, profile: bool) -> Iterator[None]:
-    """Begin the records of a run, and end them when it ends, however that may be.
+    """Begin the records of a run, and close them when it ends, in whatever way.
 
     Args:
-        run: The run; its folder is there, and what a checkpoint tells.
-        trainer: For its settings and loggers, and whether the training has ``started``: else nothing has come of it.
-        hooks: The callbacks, who are told of an error.
+        run: The run, with its folder and after a checkpoint was loaded.
+        trainer: The trainer, for its settings and loggers, and for whether training has ``started`` (if not, there is
+            no result).
+        hooks: The callbacks, which are notified of an error.
         profile: Whether to record where the time of the rounds goes.
     """
     run.loggers = loggers.begin(trainer.logger, run.folder, run.history)
@@ -30,7 +31,7 @@ def recorded(run: Run, trainer: Any, hooks: Hooks, *, profile: bool) -> Iterator
         _write_profile(run)
     except BaseException as error:
         hooks.call("on_exception", error)
-        with suppress(OSError):  # which would hide what ended the run
+        with suppress(OSError):  # it would hide the error that ended the run
             _end(run, error, started=trainer.started)
         raise
     _end(run, None, started=True)

@@ -1,7 +1,8 @@
-"""What a run came to, in one file that programs can read: ``result.json``."""
+"""The outcome of a run in one file that programs can read: ``result.json``."""
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from fl_lightning.run.assembly import Run
@@ -12,16 +13,17 @@ _WAYS = ("up", "down", "peer")
 
 
 def summary(run: Run, error: BaseException | None = None) -> dict[str, Any]:
-    """What the file holds.
+    """The content of the file.
 
     Args:
         run: The run, at its end.
-        error: What ended it, if it did not end by itself.
+        error: The error that ended it, if any.
 
     Returns:
-        How it ended (``finished``, ``interrupted`` by a signal, ``failed``). Metrics of the best round under
-        ``result`` (None for what is not finite); failures by client; seconds of all rounds and bytes that were
-        communicated in them, where they were counted; what the run was made with.
+        How it ended (``finished``, ``interrupted`` by a signal, ``failed``); the metrics of the best round under
+        ``result`` (None for values that are not finite), and those of the references under ``references``, if there
+        are any; failures by client; the seconds of all rounds and the bytes communicated in them, if counted; and the
+        settings and versions of the run.
     """
     interrupted = run.interruption.received is not None or isinstance(error, KeyboardInterrupt)
     seconds = sum(row["seconds"] for row in run.history)
@@ -29,7 +31,8 @@ def summary(run: Run, error: BaseException | None = None) -> dict[str, Any]:
     return {
         "status": "interrupted" if interrupted else "failed" if error is not None else "finished",
         "error": "" if error is None else f"{type(error).__name__}: {error}",
-        "result": {name: value if math.isfinite(value) else None for name, value in run.selection.result.items()},
+        "result": _finite(run.selection.result),
+        **({"references": {name: _finite(each) for name, each in run.references.items()}} if run.references else {}),
         "monitor": run.selection.monitor,
         "mode": run.selection.mode,
         "num_rounds": run.round_idx,
@@ -47,7 +50,11 @@ def summary(run: Run, error: BaseException | None = None) -> dict[str, Any]:
     }
 
 
+def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+
+
 def write(run: Run, error: BaseException | None = None) -> None:
-    """Write the file into the run's folder, whole."""
+    """Write the file to the run's folder, atomically."""
     with whole_file(run.folder / "result.json") as temporary:
         temporary.write_text(json.dumps(summary(run, error), indent=1, allow_nan=False) + "\n")

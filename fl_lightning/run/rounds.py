@@ -1,7 +1,7 @@
 """The rounds of a run: send, work, receive, aggregate, evaluate, log, checkpoint.
 
-:meth:`Rounds.train` is the life of a run, :meth:`Rounds.run_round` that of a round, :meth:`Rounds.exchange` that of its
-messages.
+:meth:`Rounds.train` runs all rounds, :meth:`Rounds.run_round` a single round, and :meth:`Rounds.exchange` its exchange
+of messages.
 """
 
 import functools
@@ -24,12 +24,12 @@ from fl_lightning.run.profiling import RoundClock
 
 
 class Rounds:
-    """The protocol of a run that is set up.
+    """The rounds of a run that is set up.
 
     Args:
-        run: The run, which all that changes belongs to.
+        run: The run, which has all state.
         hooks: The callbacks.
-        participation: Who takes part in a round.
+        participation: Which clients take part in a round.
         num_rounds: Rounds of training (R).
         evaluate_every: Rounds between evaluations; the last round is always evaluated.
         evaluate_union: Whether models are also scored on the examples of all training clients together.
@@ -51,14 +51,14 @@ class Rounds:
         self.evaluate = Evaluator(run, hooks, self.failures, union=evaluate_union)
 
     def train(self, *, resumed: bool) -> None:
-        """Run the rounds that are left, and let unseen clients join in the end.
+        """Run the remaining rounds, and onboard unseen clients at the end.
 
         Args:
-            resumed: Whether a checkpoint was read, so that what comes before the first round is over.
+            resumed: Whether a checkpoint was read, so that the stages before the first round are over.
 
         Raises:
             ClientFailure: A client failed and ``participation.on_failure`` is ``stop``.
-            TooFewUpdates: Too few clients responded, before the first round, in too many rounds or in all of them.
+            TooFewUpdates: Too few clients responded before the first round, in too many rounds, or in all of them.
         """
         run = self.run
         with run.interruption:
@@ -66,7 +66,7 @@ class Rounds:
             if not self.exchange(first, run.training_clients, "initial"):
                 raise TooFewUpdates(f"no round can begin, {self.failures.shortage()}")
             self.evaluate.check_monitor()
-            run.clock = RoundClock()  # of the rounds alone
+            run.clock = RoundClock()  # measures only the rounds
             while run.round_idx < self.num_rounds and not run.should_stop:
                 self.run_round()
                 self.failures.check_failed_rounds()
@@ -75,7 +75,7 @@ class Rounds:
                 run.selection.result.update(unseen.join_chosen_server(run, self.exchange, self.evaluate))
 
     def run_round(self) -> None:
-        """One round: its clients are drawn, messages exchanged, models scored; then it is logged and kept."""
+        """Run one round: draw its clients, exchange messages, evaluate the models; then log and save it."""
         run, start = self.run, time.perf_counter()
         if run.trace is not None:
             run.trace.start_round()
@@ -110,19 +110,19 @@ class Rounds:
             run.trace.end_round()
 
     def exchange(self, stages: Sequence[Stage], clients: Sequence[int] | Mapping[int, float], phase: Phase) -> bool:
-        """Send, work, receive, aggregate: one exchange a stage. A client that fails is out of the stages that follow.
+        """Send, work, receive, aggregate: one exchange per stage. A client that fails is left out of later stages.
 
         Args:
-            stages: In their order.
-            clients: Who is asked; with the share of the local epochs that each manages, where that is not all.
-            phase: What the stages are for.
+            stages: The stages, in order.
+            clients: The clients that take part, with the work fraction of each if not all are 1.
+            phase: The phase that the stages belong to.
 
         Returns:
-            False where too few clients are left; the server then aggregates nothing more, and a round fails.
+            False if too few clients are left; the server then aggregates nothing more, and a round fails.
         """
         work_fraction = clients if isinstance(clients, Mapping) else dict.fromkeys(clients, 1.0)
         quorum = 1 if phase == "onboarding" else self.failures.quorum
-        began: Payload | None = None  # the models that clients were sent last, maybe in an earlier stage
+        began: Payload | None = None  # the models that clients were sent last, possibly in an earlier stage
         for stage in stages:
             if len(work_fraction) < quorum:
                 return False
@@ -156,7 +156,7 @@ class Rounds:
             return self.run.executor.run(request, done)
 
     def _receive(self, stage: Stage, result: StageResult, began: Payload | None) -> tuple[Payload, dict[int, str]]:
-        """What all processes' clients sent, as it arrives and as far as it is sound; why the others are missing."""
+        """The valid updates of all processes' clients, and why the other updates are missing."""
         run = self.run
         with run.clock.part("payloads"):
             upload = gather(run.fabric, result.upload)
@@ -177,7 +177,7 @@ class Rounds:
         self.hooks.call("on_stage_end", stage, upload)
 
     def _warn_once(self, unusual: Mapping[int, str]) -> None:
-        """Name clients whose updates are aggregated though they outweigh all others; each once in a run."""
+        """Warn of clients whose updates are aggregated although they outweigh all others; each once in a run."""
         for client in sorted(unusual.keys() - self.run.unusual):
             self.run.unusual.add(client)
             if self.run.fabric.is_global_zero:

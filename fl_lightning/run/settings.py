@@ -1,4 +1,4 @@
-"""Which settings a run was made with, and which of them a resume may change without changing the mathematics."""
+"""The settings of a run, and which of them a resumed run may change without changing the mathematics."""
 
 import functools
 import inspect
@@ -10,8 +10,8 @@ from fl_lightning.round.client import ClientModule
 from fl_lightning.run.callback import Callback
 from fl_lightning.yaml_input import parse_yaml
 
-#: Settings that say where and how fast, not what: a resume may change them. Data, partition and split are compared by
-#: their hash, the root of all draws (the seed) by itself.
+#: Settings that concern where and how fast a run computes, not what: a resumed run may change them. Data, partition and
+#: split are compared by their hash, and the seed separately.
 _NEUTRAL = (
     "ckpt_path",
     "config",
@@ -30,20 +30,21 @@ _NEUTRAL = (
     "trainer.executor",
     "trainer.logger",
     "trainer.num_nodes",
+    "trainer.references",
     "trainer.run_name",
     "trainer.strategy",
 )
 
 
-#: What NumPy takes too.
+#: The largest seed that NumPy accepts, too.
 LARGEST_SEED = 2**32 - 1
 
 
 def check_trainer(*, num_rounds: int, evaluate_every: int, seed: int, run_name: str) -> None:
-    """Refuse settings of a trainer.
+    """Check settings of a trainer.
 
     Raises:
-        ValueError: One is out of its range.
+        ValueError: One is out of range.
     """
     if not 0 <= seed <= LARGEST_SEED:
         raise ValueError(f"seed_everything (the trainer's seed) must be in [0, {LARGEST_SEED}], got {seed}")
@@ -55,12 +56,12 @@ def check_trainer(*, num_rounds: int, evaluate_every: int, seed: int, run_name: 
 
 
 def listed(items: list[Any] | Any) -> list[Any]:
-    """A list of its own, of one or several; empty for None and False."""
+    """A new list of one or several items; empty for None and False."""
     return [*items] if isinstance(items, list) else [items] if items else []
 
 
 def of_run(trainer: Any, client: ClientModule, strategy: Any) -> dict[str, Any]:
-    """What can be told of the settings that the results of a trainer, a client and a strategy depend on."""
+    """The known settings of a trainer, a client and a strategy on which results depend."""
     local = {
         "num_rounds": trainer.num_rounds,
         "evaluate_every": trainer.evaluate_every,
@@ -72,11 +73,11 @@ def of_run(trainer: Any, client: ClientModule, strategy: Any) -> dict[str, Any]:
 
 
 def differences(saved: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:
-    """What differs, a line each.
+    """The differences, one line each.
 
     Args:
         saved: Settings of the checkpoint, as :func:`of_config` or :func:`of_objects` makes them.
-        present: Those of the run that loads it.
+        present: Settings of the run that loads it.
 
     Example:
         >>> differences({"strategy": {"mu": 0.1}, "trainer.num_rounds": 9}, {"strategy.mu": 1, "trainer.num_rounds": 9})
@@ -86,11 +87,11 @@ def differences(saved: Mapping[str, Any], present: Mapping[str, Any]) -> list[st
 
 
 def extension(saved: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:
-    """That the present run has more rounds, in a line as those of :func:`differences`, or nothing."""
+    """A line as in :func:`differences` if the current run has more rounds; else none."""
     return [line for name, line in _compare(saved, present).items() if name == _LENGTH]
 
 
-#: More rounds are no difference.
+#: More rounds do not count as a difference.
 _LENGTH = "longer"
 
 
@@ -101,21 +102,21 @@ def _compare(saved: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, 
         old, new = then.get(name, "not set"), now.get(name, "not set")
         if old != new:
             is_length = name == "trainer.num_rounds"
-            if is_length and "not set" in (old, new):  # of a run from Python that an older version wrote
+            if is_length and "not set" in (old, new):  # an older version wrote this for a run from Python
                 continue
             result[_LENGTH if is_length and new > old else name] = f"{name}: {old} then, {new} now"
     return result
 
 
 def config_differences(saved: str, present: str) -> list[str]:
-    """In which settings two configurations in YAML differ that make other runs of them, those of the data included."""
+    """The settings, including those of the data, in which two YAML configurations differ and that change the run."""
     if not saved or not present:
         return []
     then, now = (_flat(parse_yaml(text) or {}) for text in (saved, present))
     return [line for line in differences(then, now) if not line.startswith(_WHERE)]
 
 
-#: Settings that say where a run is, and by what it is watched.
+#: Settings of a run's location and of what only observes it.
 _WHERE = (
     "ckpt_path",
     "config",
@@ -129,7 +130,7 @@ _WHERE = (
 
 
 def of_config(config: str) -> dict[str, Any]:
-    """What matters of a configuration in YAML: without what is neutral, and without callbacks that only watch."""
+    """The settings of a YAML configuration that matter, without neutral ones and callbacks that only observe."""
     settings: dict[str, Any] = parse_yaml(config) or {}
     callbacks = (settings.get("trainer") or {}).pop("callbacks", None) or []
     acting = [each for each in (callbacks if isinstance(callbacks, list) else [callbacks]) if not _only_watches(each)]
@@ -138,7 +139,7 @@ def of_config(config: str) -> dict[str, Any]:
 
 
 def of_objects(**objects: Any) -> dict[str, Any]:
-    """What can be told of objects: the values of their constructors' parameters, as far as they kept them."""
+    """The values of the objects' constructor parameters, as far as the objects store them."""
     return {name: _describe(each) for name, each in objects.items()}
 
 
@@ -147,7 +148,7 @@ def _is_neutral(name: str) -> bool:
 
 
 def _only_watches(callback: Any) -> bool:
-    """Whether an entry of the configuration's callbacks is known to leave the training as it is."""
+    """Whether an entry of the configuration's callbacks is known not to change the training."""
     path = callback.get("class_path", "") if isinstance(callback, dict) else str(callback)
     kinds = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in _subclasses(Callback)}
     kinds |= {kind.__qualname__: kind for kind in kinds.values()}
@@ -160,7 +161,7 @@ def _subclasses(base: type[Callback]) -> list[type[Callback]]:
 
 
 def _flat(value: Any, path: str = "") -> dict[str, Any]:
-    """Leaves of nested dicts and lists by their dotted path."""
+    """Leaves of nested dicts and lists, by dotted path."""
     if isinstance(value, Mapping) and value:
         items: Sequence[tuple[Any, Any]] = list(value.items())
     elif isinstance(value, list | tuple) and value:
@@ -184,7 +185,7 @@ def _describe(value: Any) -> Any:
         return value.__qualname__
     try:
         parameters = inspect.signature(type(value)).parameters
-    except ValueError:  # of a class that is not written in Python
+    except ValueError:  # for a class that is not written in Python
         return type(value).__qualname__
     selected = {name: getattr(value, name) for name in parameters if name in getattr(value, "__dict__", {})}
     return {"class": type(value).__qualname__, **{name: _describe(item) for name, item in selected.items()}}

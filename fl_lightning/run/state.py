@@ -1,4 +1,4 @@
-"""What a run is between two rounds: the content of a checkpoint, taken from a run and given back to one."""
+"""The state of a run between two rounds: the content of a checkpoint, captured from a run and restored to one."""
 
 import functools
 import importlib.metadata
@@ -29,7 +29,7 @@ def capture(run: Run, callbacks: Sequence[Callback]) -> dict[str, Any]:
             "signals": dict(clients.extras),
             "holdings": gather_by_client(
                 run.fabric, run.executor.rewritten_data()
-            ),  # of clients whose graphs a stage has changed
+            ),  # the data of clients whose graphs a stage has changed
         },
         "callbacks": {key: callback.state_dict() for key, callback in _keyed(callbacks).items()},
         "random": checkpoint.random_state(),
@@ -68,13 +68,13 @@ def restore(
 
     Args:
         run: The run.
-        callbacks: The trainer's.
-        path: The checkpoint, for messages.
-        state: Its content.
-        changes: What to do about settings that are not the checkpoint's.
+        callbacks: The trainer's callbacks.
+        path: Path of the checkpoint, for messages.
+        state: Content of the checkpoint.
+        changes: What to do about settings that differ from the checkpoint's.
 
     Raises:
-        ValueError: The checkpoint is of another run, or was made with other settings.
+        ValueError: The checkpoint belongs to another run, or was made with other settings.
     """
     checkpoint.check_identity(path, state["identity"], identity(run))
     run.changes = list(state["changes"])
@@ -102,7 +102,7 @@ def restore(
 
 
 def _check_settings(run: Run, path: Path, state: Mapping[str, Any], *, take: bool) -> None:
-    """Refuse other settings than the checkpoint's, or note them in the run's changes; more rounds are noted alone."""
+    """Refuse settings that differ from the checkpoint's, or note them as changes; more rounds are only noted."""
     run.changes += _noted(state, settings.extension(*_compared(run, state)))
     result = setting_differences(run, state)
     if not result:
@@ -122,12 +122,12 @@ def _noted(state: Mapping[str, Any], changes: Sequence[str]) -> list[str]:
 
 
 def setting_differences(run: Run, state: Mapping[str, Any]) -> list[str]:
-    """Settings that change the mathematics and are not those of a checkpoint, a line each."""
+    """Settings that change the mathematics and differ from a checkpoint's, one line each."""
     return settings.differences(*_compared(run, state))
 
 
 def _compared(run: Run, state: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """The settings of a checkpoint and of a run; of the objects where one of them is from Python."""
+    """The settings of a checkpoint and of a run; those of the objects if one of them is from Python."""
     if state["config"] and run.config:
         return settings.of_config(state["config"]), settings.of_config(run.config)
     return state["settings"], run.settings
@@ -146,7 +146,7 @@ def identity(run: Run) -> dict[str, str]:
 
 
 def _keyed(callbacks: Sequence[Callback]) -> dict[str, Callback]:
-    """Callbacks by class name; the second of a class is ``Name 2``."""
+    """Callbacks by class name; the second one of a class is ``Name 2``."""
     keyed: dict[str, Callback] = {}
     for callback in callbacks:
         name = type(callback).__qualname__

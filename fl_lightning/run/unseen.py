@@ -1,4 +1,4 @@
-"""Clients that were held out of the training join a trained server."""
+"""Onboarding: clients that were held out of the training join the trained server."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -13,19 +13,19 @@ Evaluate = Callable[[Sequence[int], str], dict[str, float]]
 
 
 def keep_chosen_server(run: Run) -> None:
-    """Keep the server of the present round, if that is the one to be reported so far and somebody is to join it."""
+    """Keep the server of the current round, if it is the best so far and there are unseen clients."""
     if run.unseen_clients and run.selection.best_round == run.round_idx:
         run.best_server = copy.deepcopy(run.strategy.state_dict())
 
 
 def join(run: Run, exchange: Exchange, evaluate: Evaluate) -> dict[str, float]:
-    """Let the held-out clients join the server as it is, and score them."""
+    """Onboard the unseen clients to the server as it is, and score them."""
     exchange(run.strategy.onboarding_stages(), run.unseen_clients, "onboarding")
     return evaluate(run.unseen_clients, "unseen/")
 
 
 def join_chosen_server(run: Run, exchange: Exchange, evaluate: Evaluate) -> dict[str, float]:
-    """Let the held-out clients join the server as it was after the round that is reported; it stays so."""
+    """Restore the server of the best round, and onboard the unseen clients to it."""
     num_rounds = run.round_idx
     assert run.best_server is not None, "some round is the best"
     run.strategy.load_state_dict(copy.deepcopy(run.best_server))

@@ -1,4 +1,4 @@
-"""The strategies, one file each, in a folder for each family. A file that is placed here is found by itself."""
+"""The strategies, one file each, in a folder for each family. Files placed here are discovered automatically."""
 
 import importlib
 import inspect

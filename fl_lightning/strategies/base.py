@@ -1,4 +1,4 @@
-"""The server half of a strategy: what is sent, what is asked for, what is made of the updates.
+"""The server half of a strategy: what is sent, what the clients do, and how their updates are aggregated.
 
 Three families have a base of their own: ``mixing`` (parameters are averaged), ``hypernetwork`` (parameters are
 generated) and ``decentralized`` (there is no server).
@@ -24,42 +24,42 @@ from fl_lightning.round.stage import Evaluation, Persistence, Stage, StageAddres
 from fl_lightning.strategies.server_state import ServerState
 from fl_lightning.tasks import Task
 
-#: More local epochs than this are a mistake.
+#: More local epochs than this are taken to be a mistake.
 MOST_EPOCHS = 10**6
 
-#: The pattern of the last layer's parameters, whatever they are called in a net of a user's.
+#: The pattern of the last layer's parameters, whatever their names in a user's net.
 HEAD = "head.*"
 
-#: How clients count in a weighted sum: by their training examples, or alike; None where a sum is not enough.
+#: How clients are weighted in a sum: by their training examples, or equally; None if a sum is not enough.
 SumWeighting = Literal["examples", "equal"] | None
 
 
 @dataclass(kw_only=True, eq=False)
 class Strategy(ServerState, ABC):
-    """Base of all strategies. A strategy is one subclass in one file; nothing else has to be edited.
+    """Base class of all strategies. A strategy is one subclass in one file; nothing else has to be edited.
 
-    A round runs the stages in order: ``configure`` says what is sent, the clients work, ``aggregate`` aggregates what
-    came back (only of the clients that succeeded). All processes run the same server on the same payloads.
+    A round runs the stages in order: ``configure`` returns what is sent, the clients work, and ``aggregate`` aggregates
+    the updates of the clients that succeeded. All processes run the same server on the same payloads.
 
     The fields of the dataclass are the settings, checked in ``__post_init__``. A subclass adds its own, and redeclares
-    one to change its default; what is no setting is a ``ClassVar``, or is made in ``setup``. What lives on between
-    rounds is named in ``server_state``, which is saved and loaded.
+    one to change its default; anything else is a ``ClassVar`` or is created in ``setup``. What lives on between rounds
+    is named in ``server_state``, which is saved and loaded.
 
     Args:
-        num_epochs: Local epochs a round.
-        reset_optimizer: Start the clients' optimizers anew every round instead of keeping their state.
+        num_epochs: Number of local epochs per round.
+        reset_optimizer: Reset the clients' optimizers every round instead of keeping their state.
     """
 
     num_epochs: int = 3
     reset_optimizer: bool = False
 
-    #: The client that the strategy is written for, which is the default; others must derive from it.
+    #: The client class that the strategy is written for, which is the default; others must derive from it.
     client_class: ClassVar[type[ClientModule]] = ClientModule
-    #: The net of clients that hold graphs and were given none; None for a GCN.
+    #: The default net of clients with graphs; None for a GCN.
     default_net: ClassVar[type[nn.Module] | None] = None
-    #: The optimizer of clients that were given none, where the method needs another than the package's.
+    #: The default optimizer of the clients, if the method needs another than the package's.
     default_optimizer: ClassVar[OptimizerFactory] = staticmethod(default_optimizer)
-    #: That of clients that hold examples, where the method needs another for them; None for the same.
+    #: The default optimizer of clients with independent examples, if the method needs another; None for the same.
     examples_optimizer: ClassVar[OptimizerFactory | None] = None
     #: Whether the paper ties the strategy to a net of its own, so that it does not run with a user's PyG module.
     own_net: ClassVar[bool] = False
@@ -67,25 +67,25 @@ class Strategy(ServerState, ABC):
     takes_architectures: ClassVar[bool] = False
     #: Whether clients' nets may have running statistics.
     takes_statistics: ClassVar[bool] = True
-    #: Whether these may be communicated: only where models are averaged, for other steps make no variances.
+    #: Whether these may be communicated: only if models are averaged, since other steps do not yield variances.
     shares_statistics: ClassVar[bool] = False
-    #: Whether clients must hold graphs.
+    #: Whether clients must have graphs.
     needs_graphs: ClassVar[bool] = False
-    #: Whether they must each hold one (and graphs, therefore), whose nodes are the examples.
+    #: Whether each client must have exactly one graph, whose nodes are the examples.
     needs_nodes: ClassVar[bool] = False
     #: Whether each example must be of one class.
     needs_classes: ClassVar[bool] = False
     #: Whether edges must go both ways.
     needs_undirected: ClassVar[bool] = False
-    #: Whether it gives clients' graphs edges, of which nobody knows weights or attributes.
+    #: Whether it adds edges to the clients' graphs, whose weights and attributes are unknown.
     adds_edges: ClassVar[bool] = False
-    #: Whether what it computes of edges itself, beside the clients' nets, takes their weights into account.
+    #: Whether its own computations with edges, outside the clients' nets, take edge weights into account.
     takes_edge_weight: ClassVar[bool] = True
-    #: Whether a model's output takes something kept of its client's own examples, so that it has none on others'.
+    #: Whether a model's output uses state of its client's own examples, so that it cannot predict other examples.
     needs_own_examples: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Check the settings, of which those that are one of several values are checked here for all strategies."""
+        """Check the settings; those that are one of several values are checked here for all strategies."""
         settings = dataclasses.fields(self)
         check_counts({s.name: s.type for s in settings}, {s.name: getattr(self, s.name) for s in settings}, "strategy.")
         self.require_at_least(0, "num_epochs")
@@ -99,10 +99,10 @@ class Strategy(ServerState, ABC):
             raise ValueError(f"strategy.num_epochs must be at most {MOST_EPOCHS:,}, got {self.num_epochs:.3g}")
 
     def require_at_least(self, minimum: float, *settings: str) -> None:
-        """Refuse settings below a minimum; None is no number and passes.
+        """Refuse settings below a minimum; None is allowed.
 
         Raises:
-            ValueError: One of them is below.
+            ValueError: One of them is below the minimum.
         """
         for name in settings:
             value = getattr(self, name)
@@ -114,32 +114,32 @@ class Strategy(ServerState, ABC):
         """Refuse settings that are not above 0.
 
         Raises:
-            ValueError: One of them is not.
+            ValueError: One of them is not positive.
         """
         for name in settings:
             if not getattr(self, name) > 0:
                 raise ValueError(f"strategy.{name} must be positive, got {getattr(self, name)}")
 
     def require_within(self, least: float, most: float, *settings: str) -> None:
-        """Refuse settings outside an interval; its ends are allowed.
+        """Refuse settings outside a closed interval.
 
         Raises:
-            ValueError: One of them is outside.
+            ValueError: One of them is outside the interval.
         """
         for name in settings:
             if not least <= getattr(self, name) <= most:
                 raise ValueError(f"strategy.{name} must be in [{least}, {most}], got {getattr(self, name)}")
 
     def require_net(self, federation: Federation, parameters: str, having: str) -> None:
-        """Refuse a net without what the strategy's default net has.
+        """Refuse a net that lacks a part of the strategy's default net.
 
         Args:
-            federation: Whose clients have the net.
-            parameters: Shell-style pattern of the parameters by which it is told.
-            having: Of which they are, in words.
+            federation: The federation whose clients have the net.
+            parameters: Shell-style pattern of the parameters of the part.
+            having: The part, in words.
 
         Raises:
-            ValueError: The net has none of them.
+            ValueError: The net has none of the parameters.
         """
         if not fnmatch.filter(federation.parameters, parameters):
             assert self.default_net is not None
@@ -149,26 +149,26 @@ class Strategy(ServerState, ABC):
             )
 
     def default_client(self) -> ClientModule:
-        """The client of a run that was given none."""
+        """The default client of a run."""
         return self.client_class()
 
     def net_for(self, registry: ClientRegistry, client: ClientModule) -> NetFactory:
-        """The net of clients that were given none: what the strategy needs, or what fits the task."""
+        """The default net of the clients: what the strategy needs, or what fits the task."""
         return registry.task.default_net(registry.num_features, self.default_net)
 
     def optimizer_for(self, registry: ClientRegistry) -> OptimizerFactory:
-        """The optimizer of clients that were given none, by what they hold."""
+        """The default optimizer of the clients, which may depend on their data."""
         cls = type(self)
         if registry.task.has_graphs or cls.examples_optimizer is None:
             return cls.default_optimizer
         return cls.examples_optimizer
 
     def complete(self, client: ClientModule, registry: ClientRegistry) -> None:
-        """Give a client the net and the optimizer that it was not given."""
+        """Give a client the default net and optimizer if it has none."""
         client.take_defaults(net=self.net_for(registry, client), optimizer=self.optimizer_for(registry))
 
     def select(self, names: Sequence[str], patterns: Sequence[str]) -> tuple[str, ...]:
-        """Names of parameters that match any of the patterns; ``head.*`` is the last layer, whatever it is called.
+        """Names of parameters that match any of the patterns; ``head.*`` is the last layer, whatever its name.
 
         Raises:
             ValueError: A pattern matches nothing.
@@ -176,7 +176,7 @@ class Strategy(ServerState, ABC):
         return select_names(names, patterns, self.federation.head_names)
 
     def check_client(self, client: ClientModule) -> None:
-        """Refuse a client that the strategy is not written for.
+        """Refuse a client of the wrong class.
 
         Raises:
             ValueError: Its class does not derive from ``client_class``.
@@ -188,16 +188,16 @@ class Strategy(ServerState, ABC):
             )
 
     def check_task(self, task: Task) -> None:
-        """Refuse examples where the strategy is for graphs, for their nodes or for classes.
+        """Refuse a task that the strategy does not support: it may need graphs, nodes as examples, or classes.
 
         Raises:
-            ValueError: The task is another.
+            ValueError: The task is not supported.
         """
         if self.needs_graphs and not task.has_graphs:
-            what = "is for clients that hold graphs, but these hold examples: choose a source of graphs"
+            what = "is for clients with graphs, but these have independent examples: choose a source of graphs"
         elif self.needs_nodes and not task.is_on_nodes:
             what = (
-                "is for clients that hold graphs whose nodes are the examples, but these learn of "
+                "is for clients with graphs whose nodes are the examples, but here the examples are "
                 f"{task.examples}: choose a source of one graph for each client"
             )
         elif self.needs_classes and not task.target.has_classes:
@@ -207,23 +207,23 @@ class Strategy(ServerState, ABC):
         raise ValueError(f"{type(self).__name__} {what}, or another strategy")
 
     def setup(self, federation: Federation) -> None:
-        """Create the server's state. Called once, before anything is trained or loaded."""
+        """Create the server's state. It is called once, before anything is trained or loaded."""
         self.federation = federation
 
     @property
     def min_updates(self) -> int:
-        """Updates that a round needs by the strategy's own rules; one with fewer fails."""
+        """How many updates a round needs by the strategy's own rules; a round with fewer fails."""
         return 1
 
     def check_round(self, num_clients: int) -> None:
-        """Refuse rounds of too few clients.
+        """Refuse rounds with too few clients.
 
         Raises:
-            ValueError: So many, whom a round asks, are fewer than ``min_updates``.
+            ValueError: A round has fewer clients than ``min_updates``.
         """
         if num_clients < self.min_updates:
             raise ValueError(
-                f"{type(self).__name__} needs {self.min_updates} updates in every round, but a round asks "
+                f"{type(self).__name__} needs {self.min_updates} updates in every round, but a round has "
                 f"{num_clients} clients: raise participation.fraction or num_clients"
             )
 
@@ -231,7 +231,7 @@ class Strategy(ServerState, ABC):
         """Refuse a net that the strategy cannot run with.
 
         Raises:
-            ValueError: It is a plain PyG module, and the strategy is tied to a net of its own.
+            ValueError: It is a plain PyG module, but the strategy needs a net of its own.
         """
         if self.own_net and (plain := plain_parts(net)):
             raise ValueError(
@@ -241,18 +241,18 @@ class Strategy(ServerState, ABC):
             )
 
     def build_net(self, net: nn.Module) -> nn.Module:
-        """What the clients have of the user's net: itself, or one with more models or parameters beside it."""
+        """The net that clients have: the user's net, or one that adds models or parameters to it."""
         return net
 
     def client_state(self) -> Mapping[str, StateSpec]:
-        """What each client remembers between stages beside its parameters, by name."""
+        """What each client keeps between stages in addition to its parameters, by name."""
         return {}
 
     def persistence(self) -> Persistence:
-        """What else of a client lives on between rounds: all parameters, and the optimizer's state unless it is reset.
+        """What else lives on between rounds: by default all parameters, and the optimizer's state unless it is reset.
 
-        A strategy that sends clients what they train, and evaluates what it sends, says less; what it says too little
-        of is lost as a round ends, in checkpoints as in the run itself.
+        A strategy that sends clients everything that they train, and evaluates what it sends, should keep less. What
+        is not kept is lost at the end of a round, in checkpoints as well as in the run itself.
         """
         return Persistence(optimizer=not self.reset_optimizer)
 
@@ -261,7 +261,7 @@ class Strategy(ServerState, ABC):
         return None
 
     def training(self, round_idx: int) -> Stage:
-        """The stage in which the clients train; override it to say what else they compute."""
+        """The stage in which the clients train; override it to add what else they compute."""
         return Stage(
             name="train", num_epochs=self.num_epochs, reset_optimizer=self.reset_optimizer, penalty=self.penalty()
         )
@@ -301,15 +301,14 @@ class Strategy(ServerState, ABC):
         return
 
     def sum_weighting(self) -> SumWeighting:
-        """How the server weights the clients, if it needs nothing of their updates but the weighted sum.
+        """How the server weights the clients, if it needs only the weighted sum of their updates; else None.
 
-        A subclass of one that says so and overrides ``aggregate``, ``onboard`` or ``mixing_matrix`` has to say it
-        again.
+        A subclass that overrides ``aggregate``, ``onboard`` or ``mixing_matrix`` has to override this as well.
         """
         return None
 
     def settings_against_sums(self) -> list[str]:
-        """Names of the settings, as they are, because of which a weighted sum of all updates is not enough."""
+        """Names of the settings whose current values make a weighted sum of all updates insufficient."""
         return []
 
     def model_for(self, clients: Sequence[int]) -> Payload | None:
@@ -321,28 +320,28 @@ class Strategy(ServerState, ABC):
         return {"": Evaluation(payload=self.model_for(clients))}
 
     def later_evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
-        """Ways of evaluating that only a later state of the server has; sites do no others than these and the present.
+        """Evaluations that only a later state of the server has; sites refuse any but these and the current ones.
 
-        Payloads are examples of their names and shapes.
+        The payloads are examples of names and shapes.
         """
         return {}
 
     def onboarding_stages(self) -> Sequence[Stage]:
-        """Stages by which clients that were held out of training join; the server is not trained in them."""
+        """Stages of the onboarding of unseen clients; the server is not trained in them."""
         return [*self.initial_stages(), *self.stages(0)]
 
     def onboard(self, stage: Stage, upload: Payload) -> None:
-        """Take in what unseen clients responded, without training the server."""
+        """Process the updates of unseen clients without training the server."""
         return
 
     def metrics(self) -> Mapping[str, float]:
-        """Metrics of the server for the logs, of the last round."""
+        """Metrics of the server in the last round, for the logs."""
         return {}
 
     def matrices(self) -> Mapping[str, Tensor]:
         """Square matrices over the training clients, by name: similarities, mixing weights, adjacency.
 
-        For callbacks to look at; a row without a value yet is nan.
+        They are for callbacks; a row without a value yet is nan.
         """
         return {}
 
@@ -351,7 +350,7 @@ class Strategy(ServerState, ABC):
 
 
 class RecordsMetrics(Strategy):
-    """A strategy that notes its metrics in ``recorded_metrics`` when they arise; they are logged and in checkpoints."""
+    """A strategy that records its metrics in ``recorded_metrics`` as they arise, for logs and checkpoints."""
 
     server_state: ClassVar[tuple[str, ...]] = ("recorded_metrics",)
 
@@ -361,7 +360,7 @@ class RecordsMetrics(Strategy):
         self.recorded_metrics: dict[str, float] = {}
 
     def metrics(self) -> Mapping[str, float]:
-        """The metrics that were noted last."""
+        """The metrics that were recorded last."""
         return self.recorded_metrics
 
 
@@ -370,8 +369,8 @@ def select_names(names: Sequence[str], patterns: Sequence[str], head: Sequence[s
 
     Args:
         names: All names.
-        patterns: The patterns. Where no name matches ``head.*``, it stands for the names of ``head``.
-        head: Names of the last layer's parameters, which need not be called so (``Federation.head_names``).
+        patterns: The patterns. If no name matches ``head.*``, it stands for the names in ``head``.
+        head: Names of the last layer's parameters, which may have other names (``Federation.head_names``).
 
     Raises:
         ValueError: A pattern matches nothing.
@@ -395,5 +394,5 @@ def select_names(names: Sequence[str], patterns: Sequence[str], head: Sequence[s
 
 
 def server_dtype(clients_dtype: torch.dtype) -> torch.dtype:
-    """What a server computes in: float32, or float64 where the clients do."""
+    """The floating point type of a server: float32, or float64 if the clients use it."""
     return torch.promote_types(clients_dtype, torch.float32)

@@ -1,4 +1,4 @@
-"""What a server may ask of its clients beside parameters, shared by strategies and callbacks.
+"""Client outputs that are shared by strategies and callbacks.
 
 Liang, Zhao, She, Li, Tay: "Personalized Subgraph Federated Learning with Sheaf Collaboration", arXiv:2405.13056v2,
 eq. 3: the graph-level embedding. Baek, Jeong, Jin, Yoon, Hwang: "Personalized Subgraph Federated Learning", ICML 2023,
@@ -27,12 +27,12 @@ def graph_embedding(client: ClientModule, parameters: Parameters, batch: Batch, 
 
 
 def received_embedding(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
-    """The same with the parameters that the client had as it began the stage, (D,)."""
+    """Mean of the node embeddings of one graph with the parameters that the client began the stage with, (D,)."""
     return graph_embedding(client, context.anchor, batch, context)
 
 
 def means_by_class(row_ND: Tensor, batch: Batch, chosen_N: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """The mean of one client's rows over each class's chosen examples, 0 if it has none, (K, D); how many, (K,)."""
+    """One client's mean row over each class's chosen examples (0 if there are none), (K, D), and their number, (K,)."""
     classes_K = torch.arange(num_classes, device=batch.y.device)
     member_NK = ((batch.y[:, None] == classes_K) & chosen_N[:, None]).to(row_ND)
     counts_K = member_NK.sum(dim=0)
@@ -53,16 +53,16 @@ def proxy_graph(
     Args:
         num_features: Width of the features.
         draw: Source of randomness.
-        num_blocks: Blocks.
-        nodes_per_block: Nodes of each.
-        intra_edge_probability: Of two nodes of one block.
-        inter_edge_probability: Of two nodes of different blocks.
+        num_blocks: Number of blocks.
+        nodes_per_block: Nodes in each block.
+        intra_edge_probability: Probability of an edge between two nodes of the same block.
+        inter_edge_probability: Probability of an edge between two nodes of different blocks.
 
     Raises:
-        ValueError: The clients' inputs are no vectors, so they are not those of nodes.
+        ValueError: The clients' inputs are not vectors, so they are not those of nodes.
     """
     if isinstance(num_features, tuple):
-        raise ValueError(f"a proxy graph needs clients that hold graphs; these hold examples of shape {num_features}")
+        raise ValueError(f"a proxy graph needs clients with graphs; these have examples of shape {num_features}")
     num_nodes = num_blocks * nodes_per_block
     block_N = torch.arange(num_nodes) // nodes_per_block
     same_NN = block_N[:, None] == block_N
@@ -83,7 +83,7 @@ def proxy_graph(
 
 @dataclass(frozen=True)
 class FunctionalEmbedding:
-    """What a client's model makes of the proxy graph, on average; its own graph plays no part."""
+    """The mean embedding of the proxy graph by a client's model; the client's own graph is not used."""
 
     proxy: GraphBatch
 
@@ -93,5 +93,5 @@ class FunctionalEmbedding:
 
     @classmethod
     def on(cls, graph: ClientGraph, parameter: Tensor) -> "FunctionalEmbedding":
-        """On a proxy graph, with the device and the type of a client's parameters."""
+        """Create it for a proxy graph, with the device and type of a client's parameters."""
         return cls(single(GraphCollator([graph], device=parameter.device, dtype=parameter.dtype)([0])))

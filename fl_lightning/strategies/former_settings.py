@@ -1,4 +1,4 @@
-"""Settings that strategies had, and what became of them."""
+"""Former settings of strategies, and what became of them."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ _MOVED = ["embedding", "embedding_model", "permute_embeddings", "ridge", "streng
 _MOVED += ["validate_every", "validate_personal", "predict"]
 _ALWAYS = ["scaled_attention", "attention_residual", "activation", "layer_norm", "normalize_embeddings", "last_layer"]
 _ALWAYS += ["start_from_clients"]
-#: What became of the settings that a class had, by its bare name and theirs.
+#: What became of a class's former settings, by the names of class and setting.
 FORMER_SETTINGS: Mapping[str, Mapping[str, str]] = {
     "FedSheafHN": dict.fromkeys(_MOVED, "moved to SheafRidge")
     | dict.fromkeys(_ALWAYS, "is SheafRidge's way, where it is no setting")
@@ -24,7 +24,7 @@ FORMER_SETTINGS: Mapping[str, Mapping[str, str]] = {
 
 
 def former_settings(cls: type[_Class]) -> type[_Class]:
-    """Have a class say what became of its former settings (:data:`FORMER_SETTINGS`), instead of not to know them.
+    """Make a class refuse its former settings with a message about what became of them (:data:`FORMER_SETTINGS`).
 
     Raises:
         TypeError: The class is called with one of them.

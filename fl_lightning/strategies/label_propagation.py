@@ -1,4 +1,4 @@
-"""Label propagation without parameters on a client's graph, for what clients say of their labels or predictions.
+"""Label propagation without parameters on a client's graph, of labels or predictions.
 
 Shape legend: N nodes of one client, K classes.
 """
@@ -23,7 +23,7 @@ def propagate_labels(known_NK: Tensor, batch: GraphBatch, seeds_N: Tensor, *, nu
         known_NK: Y.
         batch: One client's graph.
         seeds_N: Nodes whose Y is added again in every step.
-        num_steps: Steps.
+        num_steps: Number of steps.
         share: α.
     """
     score_NK = known_NK

@@ -1,4 +1,4 @@
-"""Terms that a strategy may add to its clients' local objective: pure functions of their parameters.
+"""Terms that a strategy may add to its clients' local objective, as pure functions of their parameters.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: "Federated Optimization in Heterogeneous Networks", MLSys 2020, eq. 2: the
 proximal term. Baek, Jeong, Jin, Yoon, Hwang: "Personalized Subgraph Federated Learning", ICML 2023, section 4.2: the L1
@@ -70,11 +70,11 @@ class Sum:
 def sparse_masks(
     names: Sequence[str], received: Sequence[str], *, sparsity_weight: float, proximal_weight: float
 ) -> Penalty | None:
-    """λ1 ‖masks‖_1 + λ2 ‖θ - θ_received‖² for nets with masks; without the terms of weight 0, None if both are.
+    """λ1 ‖masks‖_1 + λ2 ‖θ - θ_received‖² for nets with masks, without terms of weight 0; None if both weights are 0.
 
     Args:
-        names: Of the net's parameters; those with ``mask`` in them are masks.
-        received: Those that come from the server.
+        names: Names of the net's parameters; those with ``mask`` in their name are masks.
+        received: Names of the parameters that come from the server.
         sparsity_weight: λ1.
         proximal_weight: λ2.
 
@@ -90,15 +90,15 @@ def sparse_masks(
 
 
 def gradients_at(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Parameters:
-    """The gradients of a client's own objective at any point, for objectives that are made of such.
+    """The gradients of a client's own objective at any point, for objectives that are built from gradients.
 
-    Of one client, also under ``vmap``, or of each on a stack; they are constants.
+    It works for one client, also under ``vmap``, or for each client of a stack; the gradients are constants.
     """
     if not batch.key.dim():
         result: Parameters = torch.func.grad(client.objective)(dict(parameters), batch, context)
         return result
     leaves = {name: parameter.detach().requires_grad_() for name, parameter in parameters.items()}
-    with torch.enable_grad():  # functions on stacks are not for torch.func
+    with torch.enable_grad():  # torch.func does not handle functions on stacks
         loss_C = client.objective(leaves, batch, context)
     inputs = list(leaves.values())
     gradients = torch.autograd.grad(loss_C, inputs, torch.ones_like(loss_C), materialize_grads=True)

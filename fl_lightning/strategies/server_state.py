@@ -1,4 +1,4 @@
-"""The state of a server is declared, as buffers of an ``nn.Module`` are: what is named is saved, loaded and moved."""
+"""Declared state of a server, like the buffers of an ``nn.Module``: what is named is saved, loaded and moved."""
 
 import copy
 from collections.abc import Mapping
@@ -9,19 +9,19 @@ from torch import Tensor, nn
 
 
 class ServerState:
-    """Saves and loads the attributes that its class and the classes it derives from name in ``server_state``.
+    """Saves and loads the attributes that its class and base classes name in ``server_state``.
 
-    An attribute may be a tensor, a number, a string, None, a set of numbers or strings, whatever has a ``state_dict``
-    and a ``load_state_dict`` of its own (modules, optimizers), and dicts, lists and tuples of all these. Loading
+    An attribute may be a tensor, a number, a string, None, a set of numbers or strings, an object with ``state_dict``
+    and ``load_state_dict`` (such as a module or an optimizer), or a dict, list or tuple of all these. Loading
     needs the objects that ``setup`` created; tensors are replaced, so their shapes may differ.
     """
 
-    #: Names of the attributes that live on between rounds, beside those of the classes that it derives from.
+    #: Names of the attributes that live on between rounds, in addition to those of the base classes.
     server_state: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def state_names(cls) -> tuple[str, ...]:
-        """``server_state`` of the class and of those that it derives from, base classes first.
+        """``server_state`` of the class and its base classes, base classes first.
 
         Raises:
             ValueError: One of them is a single string.
@@ -35,10 +35,10 @@ class ServerState:
         return tuple(result)
 
     def check_server_state(self) -> None:
-        """Refuse names of attributes that there are not; called after ``setup``.
+        """Check that the named attributes exist; called after ``setup``.
 
         Raises:
-            ValueError: There is none by one of the names.
+            ValueError: One of them does not exist.
         """
         local = type(self).__name__
         if missing := [name for name in self.state_names() if not hasattr(self, name)]:
@@ -52,14 +52,14 @@ class ServerState:
         """What ``server_state`` names, by name, tensors not copied; loads with ``weights_only=True``.
 
         Raises:
-            ValueError: A name is of no attribute, or of one that cannot be saved.
+            ValueError: A named attribute does not exist, or cannot be saved.
         """
         self.check_server_state()
         local = type(self).__name__
         return {name: pack(getattr(self, name), f"{local}.{name}") for name in self.state_names()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`: tensors are copied to where the present ones lie, and have the types they had.
+        """Restore :meth:`state_dict`: tensors are copied to the current devices, with the types they had.
 
         Raises:
             ValueError: The state lacks a name.
@@ -75,11 +75,11 @@ class ServerState:
             setattr(self, name, self._restored(getattr(self, name), state[name], f"{local}.{name}"))
 
     def _state_device(self) -> torch.device:
-        """Where tensors are put that there are none of at present."""
+        """The device of tensors that do not exist yet."""
         return torch.device("cpu")
 
     def _restored(self, present: Any, saved: Any, name: str) -> Any:
-        """The value of an attribute from what was saved of it; objects with a state of their own take it in."""
+        """The value of an attribute from its saved state; objects with a state of their own load it."""
         if hasattr(present, "load_state_dict"):
             present.load_state_dict(saved if isinstance(present, nn.Module) else copy.deepcopy(saved))
             return present
@@ -88,7 +88,7 @@ class ServerState:
             if isinstance(present, Tensor) and present.requires_grad:  # an optimizer holds it
                 with torch.no_grad():
                     return present.copy_(saved)
-            # a deep copy keeps the strides, and with them the size of what is the same for all clients
+            # a deep copy keeps the strides, so that tensors that are the same for all clients stay small
             return copy.deepcopy(saved.detach()) if saved.device == device else saved.detach().to(device)
         if isinstance(saved, Mapping):
             now = present if isinstance(present, Mapping) else {}
@@ -104,14 +104,14 @@ class ServerState:
 
 
 def pack(value: Any, name: str) -> Any:
-    """A value as a checkpoint holds it, tensors not copied.
+    """A value in the form stored in checkpoints, tensors not copied.
 
     Args:
-        value: Of an attribute.
-        name: The attribute's, for the message.
+        value: Value of an attribute.
+        name: Name of the attribute, for the message.
 
     Raises:
-        ValueError: It is of a kind that cannot be saved.
+        ValueError: Its type cannot be saved.
     """
     if isinstance(value, Tensor):
         return value.detach()

@@ -1,4 +1,4 @@
-"""How much of two predictions each client is given, chosen from validation scores with shrinkage.
+"""Each client's share of two predictions, chosen from validation scores with shrinkage to the federation's.
 
 Shape legend: C clients, S shares.
 """
@@ -12,19 +12,19 @@ from fl_lightning.strategies.server_state import ServerState
 
 
 class ShareChoice(ServerState):
-    """The last scores of every client, and what is chosen by them.
+    """The last scores of every client, and the shares chosen from them.
 
-    With n_i the validation examples behind a client's mean metric m_i(s), and m(s) that of all clients' examples, its
-    share is
+    Let m_i(s) be the mean metric over a client's n_i validation examples, and m(s) that over all clients' examples. The
+    client's share is
 
-        argmax_s  n_i / (n_i + n) m_i(s) + n / (n_i + n) m(s)
+        argmax_s  n_i / (n_i + n) m_i(s) + n / (n_i + n) m(s),
 
-    the smallest where several are best. A client that has not scored yet, or has no example, takes the federation's.
+    the smallest if there are several. A client without scores or examples takes the federation's share, argmax m(s).
 
     Args:
-        shares: The values of s, in order.
-        prior_examples: n, at least 0: as many of its own make a client as heavy as the federation in its choice. 0
-            leaves to the federation nothing but ties, inf everything.
+        shares: The values of s, increasing.
+        prior_examples: n, at least 0: the number of a client's examples that weigh as much as the federation. At 0 the
+            federation decides only ties, at inf everything.
         num_clients: C.
         device: Where scores are kept.
     """

@@ -1,10 +1,10 @@
-"""Settings that have no best value, chosen while training on the clients' validation examples.
+"""Settings without a fixed best value, which are chosen during training on the clients' validation examples.
 
-How much of a client's model should come from all clients, say, is little in the first rounds and more as updates become
-noise; and it differs between data. A strategy gives each such setting a grid. In some rounds, after training, the
-clients are also sent the models of the present choice and of each neighbor on the grid, one step of one setting away,
-in an exchange of their own; they respond with the metric that also chooses the run's round (``ClientModule.monitor``),
-and the best is the choice from then on. Test examples play no part in it.
+For example, the share of a client's model that should come from all clients is small in the first rounds, grows as
+updates become noise, and differs between data sets. A strategy defines a grid for each such setting. In some rounds,
+after training, the clients also receive the models of the current choice and of each neighbor on the grid, one step of
+one setting away, in a separate exchange; they respond with the metric that also chooses the best round
+(``ClientModule.monitor``), and the best candidate is the choice from then on. Test examples play no part in it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,14 +21,14 @@ from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Rows, Stage, StageAddress
 
-#: Grid of a share, and of a setting that is on or off.
+#: Grids of a share and of a setting that is on or off.
 SHARES, ON_OFF = (0.0, 0.25, 0.5, 0.75, 1.0), (0.0, 1.0)
 
 Choice = Mapping[str, float]
 
 
 def validation_score(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
-    """Numerator and denominator of its validation metric with the model that it was sent, (2,)."""
+    """Numerator and denominator of the client's validation metric with the model that it was sent, (2,)."""
     sent = {name: context.received.get(name, local) for name, local in parameters.items()}
     return score_of(client, sent, batch, context)
 
@@ -52,14 +52,14 @@ def score_of(
 
 
 class Trials:
-    """The present choice, and the exchanges that try its neighbors.
+    """The current choice, and the exchanges that try its neighbors.
 
     Args:
         grids: The values of each setting, in order.
         start: The first choice, which is on the grids; a setting without a grid stays as it is.
-        every: Rounds between trials; None for none at all.
-        personal: Patterns of parameters of which it is one more setting, ``personal``, whether they stay with their
-            clients; at first they do.
+        every: Rounds between trials; None for no trials.
+        personal: Patterns of parameters for which one more setting, ``personal``, is whether they are kept local; at
+            first they are.
 
     Raises:
         ValueError: The first choice is not on its grid.
@@ -74,14 +74,14 @@ class Trials:
         for name, value in start.items():
             if every is not None and value not in grids.get(name, (value,)):
                 allowed = ", ".join(map(str, grids[name]))
-                raise ValueError(f"strategy.{name} is {value}, but where validation chooses it it starts at {allowed}")
+                raise ValueError(f"strategy.{name} is {value}, but if validation chooses it, it must be {allowed}")
         self._scores: dict[str, tuple[tuple[int, ...], Tensor]] = {}
 
     def check_client(self, client: ClientModule | None) -> None:
-        """Refuse a client whose metric nobody can choose by.
+        """Refuse a client whose metric has no known direction.
 
         Raises:
-            ValueError: There are trials, and nothing says whether more or less of ``client.monitor`` is better.
+            ValueError: There are trials, and it is unknown whether more or less of ``client.monitor`` is better.
         """
         if self.every is not None:
             require_direction(client, f"strategy.validate_every is {self.every}", "set strategy.validate_every to null")
@@ -105,15 +105,15 @@ class Trials:
         return [_trial(name) for name in self.candidates()] if self.are_due(round_idx) else []
 
     def stage(self, address: StageAddress) -> Stage | None:
-        """The trial at an address, or None: of any candidate, for a client does not know the present choice."""
+        """The trial at an address, or None; it may be of any candidate, as a client does not know the choice."""
         return _trial(address.name) if self.every is not None and address.name.startswith("try ") else None
 
     def of(self, stage: Stage) -> Choice | None:
-        """What a stage tries; None if it is no trial."""
+        """What a stage tries; None if it is not a trial."""
         return self.candidates().get(stage.name) if self.every is not None else None
 
     def ingest(self, stage: Stage, upload: Payload) -> bool:
-        """Note the scores of one trial; after the last one choose, and say so.
+        """Record the scores of one trial; after the last one, choose. Returns whether a choice was made.
 
         Raises:
             ValueError: No client has validation examples.
@@ -121,18 +121,18 @@ class Trials:
         candidates = self.candidates()
         first, *_, last = candidates
         if stage.name == first:
-            self._scores = {}  # of trials that did not come to an end
+            self._scores = {}  # left from trials that were not completed
         self._scores[stage.name] = upload.clients, upload.extras["validation_score"]
         if stage.name != last:
             return False
         scores, self._scores = self._scores, {}
         mean = {name: _mean_score(*scores[name], upload.clients) for name in candidates}
-        self.choice = dict(candidates[max(mean, key=mean.__getitem__)])  # the present one if level: it comes first
+        self.choice = dict(candidates[max(mean, key=mean.__getitem__)])  # the current one in a tie, as it comes first
         return True
 
     @contextmanager
     def supposing(self, choice: Choice) -> Iterator[None]:
-        """As if this were the choice."""
+        """A context in which this is the choice."""
         present, self.choice = self.choice, dict(choice)
         try:
             yield
@@ -153,32 +153,32 @@ class Trials:
 
 
 def require_direction(client: ClientModule | None, setting: str, remedy: str) -> None:
-    """Refuse a client whose validation metric nobody can choose by.
+    """Refuse a client whose validation metric has no known direction.
 
     Args:
         client: The client, if it is known.
-        setting: What would choose, in words.
-        remedy: What to do instead of saying the direction.
+        setting: The setting that needs the direction, and its value, in words.
+        remedy: What to do instead of declaring the direction.
 
     Raises:
-        ValueError: Nothing says whether more or less of ``client.monitor`` is better.
+        ValueError: It is unknown whether more or less of ``client.monitor`` is better.
     """
     if client is not None and direction_of(client.monitor, client.directions()) is None:
         raise ValueError(
-            f"{setting}, but nothing says whether more or less of {client.monitor!r} is better: say it in "
+            f"{setting}, but it is unknown whether more or less of {client.monitor!r} is better: declare it in "
             f"metric_directions of {type(client).__name__}, or {remedy}"
         )
 
 
 def require_trials(setting: str, tried: Sequence[object], validate_every: int | None) -> None:
-    """Refuse a setting of what trials choose where there are none.
+    """Refuse values to be tried if there are no trials.
 
     Raises:
-        ValueError: Something is to be tried, but there are no trials.
+        ValueError: There are values to be tried, but no trials.
     """
     if tried and validate_every is None:
         raise ValueError(
-            f"strategy.{setting} is {', '.join(map(str, tried))}, but there are no trials that choose: set "
+            f"strategy.{setting} is {', '.join(map(str, tried))}, but there are no trials to choose from them: set "
             f"strategy.validate_every, or fix it by strategy.{setting.removeprefix('validate_')}"
         )
 
@@ -195,7 +195,7 @@ def _name_of(choice: Choice) -> str:
 
 
 def _mean_score(clients: tuple[int, ...], score_C2: Tensor, asked: Sequence[int]) -> float:
-    """Mean over the validation examples of the clients that responded every trial."""
+    """Mean over the validation examples of the clients that responded in every trial."""
     rows = [clients.index(client) for client in asked]
     total, count = score_C2[rows].double().sum(dim=0).tolist()
     if not count:

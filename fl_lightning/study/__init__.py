@@ -1,1 +1,1 @@
-"""Studies: methods × cases × seeds, tuned alike, run in parallel, tested for significance (``fl-train study``)."""
+"""Studies: methods × cases × seeds with equal tuning, run in parallel, tested for significance (``fl-train study``)."""

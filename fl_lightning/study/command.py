@@ -17,6 +17,7 @@ from rich.table import Table
 
 from fl_lightning.arguments import fail
 from fl_lightning.extras import require
+from fl_lightning.run.version import sources
 from fl_lightning.study.definition import Study
 from fl_lightning.study.pool import Pool
 from fl_lightning.study.progress import Progress
@@ -25,16 +26,16 @@ from fl_lightning.study.schema import WrongStudy
 from fl_lightning.study.single import check, sweep, train_run
 from fl_lightning.study.store import Record, Store
 from fl_lightning.study.table import for_terminal, leaderboard, markdown, tidy, what_was_run, write_csv
-from fl_lightning.study.version import sources
 
-_DESCRIPTION = """Methods × cases × seeds, tuned alike, in parallel; what is done is not done again.
+_DESCRIPTION = """Run methods × cases × seeds with equal tuning, in parallel; nothing is trained twice.
 
-  fl-train study run    studies/leaderboard_a.yaml          train what is missing
+  fl-train study run    studies/leaderboard_a.yaml          train the missing runs
   fl-train study status studies/leaderboard_a.yaml          what is done, failed, stale, missing
   fl-train study table  studies/leaderboard_a.yaml          the leaderboard, in the terminal or as Markdown
-  fl-train study report studies/leaderboard_a.yaml          tables, tests and pictures, as report.md beside the results
-  fl-train study check  studies/leaderboard_a.yaml          whether the code still comes to the same metrics
-  fl-train study sweep  studies/leaderboard_a.yaml > sweep.yaml && wandb sweep sweep.yaml     let W&B agents take runs
+  fl-train study report studies/leaderboard_a.yaml          write tables, tests and pictures (report.md) beside the
+  results fl-train study check  studies/leaderboard_a.yaml          whether the code still reproduces its metrics
+  fl-train study sweep  studies/leaderboard_a.yaml > sweep.yaml && wandb sweep sweep.yaml     let W&B agents execute
+  runs
 """
 
 
@@ -43,7 +44,7 @@ _MOST_WARNINGS = 5
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports a mistake with one line."""
+    """Reports a mistake in one line."""
 
     def error(self, message: str) -> NoReturn:
         fail(f"study: {message}")
@@ -76,12 +77,12 @@ def _parser() -> argparse.ArgumentParser:
     common.add_argument("file", metavar="FILE", help="the study's YAML file")
     common.add_argument("--results", help="folder of the results, instead of the study's own")
 
-    run = verbs.add_parser("run", parents=[common], help="train what is missing")
+    run = verbs.add_parser("run", parents=[common], help="train the missing runs")
     run.add_argument("--processes", type=_count, help="worker processes, instead of the study's number")
-    run.add_argument("--methods", nargs="+", help="these alone")
-    run.add_argument("--cases", nargs="+", help="these alone")
-    run.add_argument("--minutes", type=float, help="begin no run after so many minutes")
-    run.add_argument("--retry", action="store_true", help="try runs again that failed")
+    run.add_argument("--methods", nargs="+", help="only these")
+    run.add_argument("--cases", nargs="+", help="only these")
+    run.add_argument("--minutes", type=float, help="start no run after this many minutes")
+    run.add_argument("--retry", action="store_true", help="retry failed runs")
     run.set_defaults(verb=_run)
 
     status = verbs.add_parser("status", parents=[common], help="what is done, failed, stale, missing")
@@ -92,19 +93,19 @@ def _parser() -> argparse.ArgumentParser:
     table.add_argument("--markdown", action="store_true", help="as Markdown")
     table.set_defaults(verb=_table)
 
-    checked = verbs.add_parser("check", parents=[common], help="train a run of every method again and compare")
+    checked = verbs.add_parser("check", parents=[common], help="train one run of every method again and compare")
     checked.add_argument("--processes", type=_count, help="worker processes, instead of the study's number")
-    checked.add_argument("--methods", nargs="+", help="these alone")
+    checked.add_argument("--methods", nargs="+", help="only these")
     checked.set_defaults(verb=_check)
 
     swept = verbs.add_parser("sweep", parents=[common], help="print a W&B sweep over the runs that can be trained now")
     swept.set_defaults(verb=_sweep)
 
     train = verbs.add_parser("train", parents=[common], help="train one run and send it to W&B, as a W&B agent does")
-    train.add_argument("--run", required=True, help="its key, as the sweep has it")
-    train.set_defaults(verb=_cell)
+    train.add_argument("--run", required=True, help="its key in the sweep")
+    train.set_defaults(verb=_train)
 
-    sealed = verbs.add_parser("seal", parents=[common], help="take lines of the results without a checksum as they are")
+    sealed = verbs.add_parser("seal", parents=[common], help="accept result lines that have no checksum")
     sealed.set_defaults(verb=_seal)
 
     report = verbs.add_parser("report", parents=[common], help="write report.md and its pictures beside the results")
@@ -114,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _count(text: str) -> int:
     if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of processes: give at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes: give at least 1")
     return int(text)
 
 
@@ -142,7 +143,7 @@ def _run(study: Study, options: argparse.Namespace) -> int:
                 tally = runner.run(pool)
         except KeyboardInterrupt:
             _write(study)
-            fail("stopped; the same command goes on where it was", code=130)
+            fail("stopped; the same command resumes it", code=130)
     _write(study)
     for title, error in tally.failed.items():
         _say(f"failed: {title}: {error}")
@@ -164,7 +165,7 @@ def _say(line: str) -> None:
 def _write(study: Study) -> pd.DataFrame:
     store = Store(study.results)
     table = tidy(Progress(study, store))
-    _tell_damaged(study, store)
+    _report_damaged(study, store)
     if len(table):
         write_csv(table, study.results / "results.csv")
     return table
@@ -199,7 +200,7 @@ def _status(study: Study, options: argparse.Namespace) -> int:
         + (f", about {duration(seconds)} with {study.processes} processes" if seconds else "")
     )
     _tell_changed_sources(progress)
-    _tell_damaged(study, store)
+    _report_damaged(study, store)
     for record in present:
         if record["error"]:
             _say(f"failed: {record['method']} on {record['case']}, seed {record['seed']}: {record['error']}")
@@ -233,7 +234,7 @@ def _check(study: Study, options: argparse.Namespace) -> int:
     with Pool(options.processes or study.processes) as pool:
         changed = check(study, Store(study.results), pool, _say, options.methods or ())
     if changed:
-        _say(f"{changed} methods come to other metrics: raise MATHEMATICS in fl_lightning/study/version.py")
+        _say(f"{changed} methods do not reproduce their metrics: raise MATHEMATICS in fl_lightning/run/version.py")
     return 1 if changed else 0
 
 
@@ -242,7 +243,7 @@ def _sweep(study: Study, options: argparse.Namespace) -> int:
     return 0
 
 
-def _cell(study: Study, options: argparse.Namespace) -> int:
+def _train(study: Study, options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="fl-study-") as scratch:
         record = train_run(study, Store(study.results), options.run, Path(scratch))
     if record is None:
@@ -258,12 +259,12 @@ def _seal(study: Study, options: argparse.Namespace) -> int:
     return 0
 
 
-def _tell_damaged(study: Study, store: Store) -> None:
+def _report_damaged(study: Study, store: Store) -> None:
     if store.damaged:
         some = ", ".join(store.damaged[:5]) + (f" and {len(store.damaged) - 5} more" if store.damaged[5:] else "")
         _say(
-            f"set aside in {study.results}, as not what was written: {some}; bring the files back from a copy, or let "
-            f"fl-train study run compute these anew (older lines without a checksum: fl-train study seal {study.path})"
+            f"ignored in {study.results}, because they are damaged: {some}; restore the files from a copy, or let "
+            f"fl-train study run train these again (older lines without a checksum: fl-train study seal {study.path})"
         )
 
 
@@ -284,8 +285,12 @@ def _table(study: Study, options: argparse.Namespace) -> int:
     if not len(table):
         fail(f"{study.results} has no reported runs yet: fl-train study run {study.path}")
     if options.metric not in table:
-        fail(f"--figure {options.metric!r} is no column of the results: there are {', '.join(table.columns)}")
+        fail(f"--metric {options.metric!r} is not a column of the results: there are {', '.join(table.columns)}")
     shown, lacking = what_was_run(leaderboard(progress, table, options.metric))
+    if options.metric == "test" and progress.ceilings:
+        from fl_lightning.study.room import with_shares
+
+        shown = with_shares(shown, table, progress.ceilings)
     if options.markdown:
         _say(markdown(shown, "method"))
         return 0

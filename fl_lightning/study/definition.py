@@ -26,7 +26,8 @@ class Study:
         path: Its YAML file; what may stand in it says :class:`~fl_lightning.study.schema.File`.
 
     Raises:
-        WrongStudy: It cannot be read, or something in it does not fit; the setting, the value and the remedy in a line.
+        WrongStudy: It cannot be read, or is not valid; the message names the setting, the value and the remedy in one
+            line.
     """
 
     def __init__(self, path: Path) -> None:
@@ -91,7 +92,7 @@ class Study:
         return [_joined([*shared, *mine]) for shared, mine in zip(chosen, [method_points[0], *rest], strict=False)]
 
     def beyond(self, case: str, point: Point) -> list[Point]:
-        """The settings past the ends of the axes of ``tuning.beyond`` at which a setting stands."""
+        """The settings just beyond the ends of the axes in ``tuning.beyond``, for a setting that is at such an end."""
         label, settings = point
         parts = label.split(", ")
         axes = {**self.tuning.grid, **self.cases[case].grid}
@@ -119,7 +120,7 @@ class Study:
         result: dict[str, Case] = {}
         for name, case in cases.items():
             if "{x" in name and not case.each:
-                self._refuse("cases", name, "give the places that {x} stands for in each")
+                self._refuse("cases", name, "give the values of {x} in each")
             if case.each and case.x is not None:
                 self._refuse(f"cases.{name}.x", case.x, "its places are in each: leave it out")
             for value in case.each:
@@ -166,7 +167,7 @@ class Study:
                         self._refuse(
                             f"config of methods.{method} or cases.{case}",
                             config,
-                            "it is no file; paths are relative to the study",
+                            "it is not a file; paths are relative to the study",
                         )
             if not self.cases_of(method):
                 cases = self.methods[method].cases
@@ -198,7 +199,7 @@ class Study:
         tuning, other = self.tuning, self.other
         if other is not None:
             if tuning.grid or tuning.seeds or tuning.budget or tuning.beyond:
-                self._refuse("tuning.study", tuning.study, "give it alone, or a grid, seeds and budget of this study's")
+                self._refuse("tuning.study", tuning.study, "give either it, or this study's own grid, seeds and budget")
             if shared := sorted(set(other.tuning.seeds) & set(self.seeds)):
                 self._refuse("seeds", shared, f"{tuning.study} tuned on them: report others")
         if shared := sorted(set(tuning.seeds) & set(self.seeds)):
@@ -230,7 +231,7 @@ class Study:
             )
         for name, method in self.methods.items():
             if len(method.tune) > 2:
-                self._refuse(f"methods.{name}.tune", list(method.tune), "give at most two settings of its own")
+                self._refuse(f"methods.{name}.tune", list(method.tune), "give at most two settings")
             for setting, axis in method.tune.items():
                 self._check_axis(f"methods.{name}.tune.{setting}", setting, axis)
                 if setting in tuning.grid:
@@ -257,7 +258,7 @@ class Study:
 
 
 def _goes_on(axis: Axis) -> bool:
-    """Whether an axis has ends, and a ratio of values by which it can go on."""
+    """Whether an axis has ends, and a ratio of values by which it can be extended."""
     numbers = [value for value in axis if isinstance(value, int | float) and not isinstance(value, bool) and value > 0]
     return isinstance(axis, list) and len(set(numbers)) == len(axis) > 1
 
@@ -271,7 +272,7 @@ def _at(x: int | float, part: Any) -> Any:
     if part == "{x}":
         return x
     if isinstance(part, str):
-        return re.sub(r"{x(?::([^{}]*))?}", lambda result: format(x, result[1] or ""), part)
+        return re.sub(r"{x(?::([^{}]*))?}", lambda match: format(x, match[1] or ""), part)
     return part
 
 

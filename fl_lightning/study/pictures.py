@@ -98,10 +98,10 @@ def _curves(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure
 
 
 def _ranks(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure | None:
-    """Average ranks over the cases that all methods have; those that Nemenyi's test does not tell apart share a bar."""
+    """Average ranks over the cases common to all methods; those that Nemenyi's test cannot distinguish share a bar."""
     import scikit_posthocs
 
-    means = case_means(table, picture.metric)
+    means = case_means(table[~table["method"].isin(progress.ceilings)], picture.metric)
     if min(means.shape) < 3:
         return None
     figure = Figure(figsize=(9, 1.6 + 0.24 * means.shape[1]), layout="constrained")

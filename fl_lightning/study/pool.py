@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-#: The libraries that compute take one thread each.
+#: Computing libraries use one thread each.
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
@@ -22,17 +22,17 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM
 class _Worker:
     process: BaseProcess
     connection: Connection
-    beat: Any  # when it last said that it lives, by the clock of all processes
+    beat: Any  # time of its last sign of life, by a clock that all processes share
     task: Any = field(default=None)
 
 
 class Pool(AbstractContextManager["Pool"]):
-    """So many spawned processes of :func:`fl_lightning.study.worker.serve`.
+    """A number of spawned processes that run :func:`fl_lightning.study.worker.serve`.
 
     Args:
         processes: How many.
-        silence_seconds: One that has not said for so long that it lives (it was stopped, or hangs in compiled code) is
-            killed.
+        silence_seconds: A process that has shown no sign of life for this long (it was stopped, or hangs in compiled
+            code) is killed.
     """
 
     def __init__(self, processes: int, *, silence_seconds: float = 600.0) -> None:
@@ -45,12 +45,12 @@ class Pool(AbstractContextManager["Pool"]):
 
     @property
     def num_idle(self) -> int:
-        """Workers that have nothing to do, those that have not begun yet among them."""
+        """The number of idle workers, including those that have not started yet."""
         return self.processes - self.num_busy
 
     @property
     def num_busy(self) -> int:
-        """Workers that have a task."""
+        """The number of workers that have a task."""
         return sum(worker.task is not None for worker in self._workers)
 
     def submit(self, task: Any, name: str, *arguments: Any) -> None:
@@ -68,7 +68,7 @@ class Pool(AbstractContextManager["Pool"]):
         worker.connection.send((name, arguments))
 
     def finished(self) -> Iterator[tuple[Any, dict[str, Any] | None]]:
-        """Wait until a worker is done or dead; what it came to, None for one that died, with its task."""
+        """Wait until a worker is done or dead; yields its task and its result, which is None if it died."""
         busy = [worker for worker in self._workers if worker.task is not None]
         ready: list[Any] = []
         looked = time.monotonic()
@@ -76,20 +76,20 @@ class Pool(AbstractContextManager["Pool"]):
             step = min(5.0, self.silence_seconds / 4)
             ready = wait([each for worker in busy for each in (worker.connection, worker.process.sentinel)], step)
             now = time.monotonic()
-            if now - looked > 3 * step:  # this process was stopped itself, and the others maybe with it
+            if now - looked > 3 * step:  # this process was stopped itself, maybe together with the others
                 for worker in busy:
                     worker.beat.value = now
             looked = now
             for worker in busy:
                 if now - worker.beat.value > self.silence_seconds:
-                    worker.process.kill()  # which a stopped process obeys too
+                    worker.process.kill()  # works on a stopped process, too
         for worker in busy:
             if worker.connection in ready or worker.process.sentinel in ready:
                 task, worker.task = worker.task, None
                 yield task, self._answer(worker)
 
     def map(self, tasks: Sequence[tuple[Any, str, tuple[Any, ...]]]) -> Iterator[tuple[Any, dict[str, Any] | None]]:
-        """Do all tasks, each a name for it, that in the worker's list and its arguments; in the order they end."""
+        """Do all tasks (a name, a verb of the worker, its arguments), in the order in which they end."""
         todo = list(tasks)[::-1]
         while todo or self.num_busy:
             while todo and self.num_idle:
@@ -123,7 +123,7 @@ class Pool(AbstractContextManager["Pool"]):
     ) -> None:
         for worker in self._workers:
             worker.connection.close()
-            worker.process.kill()  # runs are whole or not there: nothing is lost but what was being trained
+            worker.process.kill()  # runs are stored as a whole or not at all: only those in progress are lost
         for worker in self._workers:
             worker.process.join()
         self._folder.cleanup()
@@ -144,7 +144,7 @@ def _environment() -> Iterator[None]:
 
 
 def _serve(connection: Connection, scratch: Path, beat: Any) -> None:
-    """Import what trains in the worker only."""
+    """Import training code only in the worker."""
     threading.Thread(target=_live, args=(beat,), daemon=True).start()
     from fl_lightning.study.worker import serve
 
@@ -152,7 +152,7 @@ def _serve(connection: Connection, scratch: Path, beat: Any) -> None:
 
 
 def _live(beat: Any) -> None:
-    """Say that this process lives, as long as it does."""
+    """Give a sign of life as long as this process runs."""
     while True:
         beat.value = time.monotonic()
         time.sleep(1.0)

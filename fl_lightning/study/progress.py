@@ -16,7 +16,7 @@ State = Literal["missing", "failed", "stale", "done"]
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """A setting that a method tries on a case, and its runs, one a tuning seed."""
+    """A setting that a method tries on a case, and its runs, one for each tuning seed."""
 
     point: Point
     runs: Sequence[StudyRun]
@@ -33,7 +33,7 @@ class Choice:
 
     Attributes:
         point: The chosen setting.
-        validation: Its validation metric, mean over the tuning seeds; nan where nothing was tuned.
+        validation: Its validation metric, mean over the tuning seeds; nan if nothing was tuned.
         tried: Mean validation metric of every setting, by its labels; nan for one that failed.
     """
 
@@ -48,7 +48,7 @@ class Progress:
     Args:
         study: The study.
         store: Where its records are.
-        partitions: Hash of the partition that is made now, by ``StudyRun.data``, as far as it was looked at.
+        partitions: Hash of the partition that the current code makes, by ``StudyRun.data``, as far as it is known.
     """
 
     def __init__(self, study: Study, store: Store, partitions: Mapping[str, str] | None = None) -> None:
@@ -62,12 +62,12 @@ class Progress:
 
     @cached_property
     def source(self) -> "Progress":
-        """The progress of the study whose choices are taken; this one, as a rule."""
+        """The progress of the study whose choices are used; usually this one."""
         other = self.study.other
         return self if other is None else Progress(other, Store(other.results))
 
     def state(self, run: StudyRun) -> State:
-        """What is known of a run."""
+        """What is known about a run."""
         record = self.records.get(run.key)
         if record is None:
             return "missing"
@@ -80,13 +80,13 @@ class Progress:
         return now is not None and record["partition"] not in ("", now)
 
     def tuning(self, method: str, case: str) -> list[StudyRun]:
-        """The runs whose validation chooses the setting of a method on a case; none where another study has them."""
+        """The runs whose validation chooses the setting of a method on a case; empty if another study has them."""
         if self.study.other is not None:
             return []
         return [run for trial in self.trials(*self.study.tuned_on(method, case)) for run in trial.runs]
 
     def trials(self, method: str, case: str) -> list[Trial]:
-        """What a method tries on a case: the grid, then what is past the ends of its axes as long as that is best."""
+        """What a method tries on a case: the grid, then values beyond its ends as long as these are best."""
         trials = list(self.grid(method, case))
         further = trials if self.study.tuning.beyond and len(self.scores(trials)) == len(trials) else []
         while further and (best := self._best(trials)) is not None:
@@ -106,7 +106,7 @@ class Progress:
         return Trial(point, [make_run(self.study, method, case, seed, point, "tuning") for seed in seeds])
 
     def scores(self, trials: Sequence[Trial]) -> dict[str, float]:
-        """Mean validation metric of each setting, of which no run is missing; nan for one that failed."""
+        """Mean validation metric of each setting without missing runs; nan for one that failed."""
         scores: dict[str, float] = {}
         for trial in trials:
             records = [self.records.get(run.key) for run in trial.runs]
@@ -126,10 +126,10 @@ class Progress:
     def choice(self, method: str, case: str) -> Choice | None:
         """The chosen setting: best mean validation over the tuning seeds, the first of equals.
 
-        What is past the ends of the grid counts as soon as it was tried.
+        Settings beyond the ends of the grid count as soon as they have been tried.
 
         Returns:
-            None as long as a run of the grid is missing, and where every setting failed.
+            None as long as a run of the grid is missing, or if every setting failed.
         """
         source, tuned = self.source, self.study.tuned_on(method, case)
         trials = source.trials(*tuned)
@@ -152,9 +152,16 @@ class Progress:
         return grid[0].label if grid else ""
 
     def report(self, method: str, case: str) -> list[StudyRun]:
-        """The reported runs of a method on a case, one a seed; none as long as no setting is chosen."""
+        """The reported runs of a method on a case, one for each seed; empty as long as no setting is chosen."""
         chosen = self.choice(method, case)
         return [] if chosen is None else self.reported(method, case, chosen.point[0])
+
+    @cached_property
+    def ceilings(self) -> list[str]:
+        """Methods that train on all clients' data together; they are no competitors of the others."""
+        methods = self.study.methods
+        runs = {name: self.report(name, case) for name in methods for case in self.study.cases_of(name)[:1]}
+        return [name for name, reported in runs.items() if reported and reported[0].strategy == "Pooled"]
 
     def groups(self, methods: Collection[str], cases: Collection[str]) -> Iterator[tuple[str, str]]:
         """Method and case, in the order of work: by tier, then by case, so that a part is already a table."""

@@ -10,6 +10,7 @@ from fl_lightning.run.folder import whole_file
 from fl_lightning.study import statistics
 from fl_lightning.study.pictures import draw
 from fl_lightning.study.progress import Progress
+from fl_lightning.study.room import room, with_shares
 from fl_lightning.study.table import by_round, counts_errors, leaderboard, markdown, scale_of, what_was_run
 from fl_lightning.study.traffic import traffic
 
@@ -19,10 +20,14 @@ _SIGNS = {statistics.ABOVE: " ▲", statistics.BELOW: " ▼", statistics.SAME: "
 def write_report(progress: Progress, table: pd.DataFrame) -> Path:
     """Write ``report.md`` and its pictures into the folder of the results."""
     study, folder = progress.study, progress.store.folder
-    comparisons = statistics.against_baselines(table, study.baselines)
+    references = progress.ceilings
+    ranked = table[~table["method"].isin(references)]
+    comparisons = statistics.against_baselines(ranked, study.baselines)
     shown = leaderboard(progress, table)
     parts = [f"# {study.title}", _preamble(progress, shown)]
-    parts += ["## Test metrics", _leaderboard(progress, shown, table, comparisons)]
+    parts += ["## Test metrics", _leaderboard(progress, with_shares(shown, table, references), table, comparisons)]
+    if text := room(table, references):
+        parts += ["## Room for methods", text]
     if study.traffic is not None:
         parts += ["## What went over the wire", traffic(progress)]
     if any(case.paper for case in study.cases.values()):
@@ -30,9 +35,9 @@ def write_report(progress: Progress, table: pd.DataFrame) -> Path:
     for metric, result in comparisons.groupby("metric", sort=False):
         several = comparisons["metric"].nunique() > 1
         parts += [f"## Against the best simple baseline{f', {metric}' if several else ''}", _comparisons(result)]
-    if means := statistics.panel_means(table, study.panels):
+    if means := statistics.panel_means(ranked, study.panels):
         parts += ["## Average ranks", _average_ranks(means)]
-    matrix = statistics.wins_ties_losses(table)
+    matrix = statistics.wins_ties_losses(ranked)
     if (matrix != "").any(axis=None):
         parts += [
             "## Wins, ties and losses",
@@ -50,7 +55,7 @@ def write_report(progress: Progress, table: pd.DataFrame) -> Path:
     }.items():
         if column in table:
             parts += [f"## {title}", _markdown(leaderboard(progress, table, column))]
-    if means := statistics.panel_means(table, study.panels, "val"):
+    if means := statistics.panel_means(ranked, study.panels, "val"):
         parts += ["## Average ranks by validation", _average_ranks(means)]
     parts += ["## Other models of the same runs", _kinds(progress, table)]
     parts += _by_round(progress)
@@ -87,7 +92,7 @@ def _preamble(progress: Progress, shown: pd.DataFrame) -> str:
 
 
 def _shown(path: Path) -> str:
-    """A study's path from the folder of its repository, where it lies in one; otherwise as it was given."""
+    """A study's path relative to its repository, if it is in one; otherwise as given."""
     here = path.absolute()
     root = next((above for above in here.parents if (above / "pyproject.toml").is_file()), None)
     return str(here.relative_to(root) if root else path)
@@ -161,12 +166,12 @@ def _average_ranks(means: Mapping[str, pd.DataFrame]) -> str:
     shown = ranks.map(lambda rank: "" if np.isnan(rank) else f"{rank:.2f}")
     tests = {columns[name]: statistics.friedman_p(result) for name, result in means.items()}
     summary = ", ".join(f"{p:.2g} in {name}" if len(means) > 1 else f"{p:.2g}" for name, p in tests.items() if p == p)
-    test = f"Friedman's test that all are alike: p = {summary}.\n\n" if summary else ""
+    test = f"Friedman's test that all are equal: p = {summary}.\n\n" if summary else ""
     return f"{test}{markdown(shown, 'method')}"
 
 
 def _kinds(progress: Progress, table: pd.DataFrame) -> str:
-    """Trained before mixing, generated, of unseen clients: each at the round of its own best validation."""
+    """Models before mixing, generated models, unseen clients: each at the round of its own best validation metric."""
     parts = []
     for metric in (name for name in table.columns if name.endswith("_test") and table[name].notna().any()):
         shown = leaderboard(progress, table[table[metric].notna()], metric)
@@ -175,7 +180,7 @@ def _kinds(progress: Progress, table: pd.DataFrame) -> str:
 
 
 def _by_round(progress: Progress) -> list[str]:
-    """What was kept round by round beside scores and bytes, each a heading and a table; means over seeds."""
+    """Metrics of every round other than scores and bytes, each with a heading and a table; means over seeds."""
     study, parts = progress.study, []
     metrics = [name for name in study.history if name.partition("/")[0] not in ("val", "test", "comm")]
     history = progress.store.history() if metrics else {}

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fl_lightning.run.version import digest_of_sources, sources
 from fl_lightning.study.definition import Study
 from fl_lightning.study.pool import Pool
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.runs import StudyRun
 from fl_lightning.study.schema import Wandb, WrongStudy
 from fl_lightning.study.store import Record, Store
-from fl_lightning.study.version import digest_of_sources, sources
 
-#: Metrics of the best round that say nothing about accuracy.
+#: Metrics of the best round that are not about accuracy.
 _LEFT_OUT = ("comm/", "num_", "seconds", "failed_round")
 
 
@@ -102,7 +102,7 @@ class Runner:
         return next((run for run in self.todo(ready=True) if run.key not in self._under_way), None)
 
     def todo(self, *, ready: bool = False) -> Iterator[StudyRun]:
-        """What is left to do; also what a choice that is open stands for, unless only what is ready is asked for."""
+        """The runs that are left; with ``ready`` only those that can be trained now, not those that await a choice."""
         seen: set[str] = set()
         for method, case in self.groups:
             tuning = [run for run in self.progress.tuning(method, case) if self._is_open(run)]
@@ -197,7 +197,7 @@ class Runner:
         self._under_way.discard(run.key)
         if result is None and run.key not in self._lost:
             self._lost.add(run.key)
-            self.say(f"the worker of {run.title} was killed: once more")
+            self.say(f"the worker of {run.title} was killed: trying once more")
             return
         self._tried.add(run.key)
         if result is None:
@@ -238,7 +238,7 @@ class Runner:
 
 
 def task_arguments(study: Study, run: StudyRun, wandb: Wandb | None = None) -> tuple[str, ...]:
-    """A run's arguments and where it logs to, which is no part of its key: to W&B if the study says so, or we do."""
+    """A run's arguments and its logger, which is not part of its key: W&B if the study, or the caller, asks for it."""
     wandb = wandb or study.wandb
     if wandb is None:
         return (*run.arguments, "--trainer.logger=false")
@@ -263,7 +263,7 @@ def make_record(run: StudyRun, result: Record) -> Record:
     """The record of a run; that of a tuning run contains nothing about test examples."""
     error = result["error"]
     if not error and result["result"][result["monitor"]] is None:
-        error = f"{result['monitor']} is no finite number in any round"
+        error = f"{result['monitor']} is not finite in any round"
     record: Record = {
         "key": run.key,
         "purpose": run.purpose,

@@ -1,4 +1,4 @@
-"""The runs of a study: each one run of ``fl-train fit``, with a key of everything it is made of."""
+"""The runs of a study: each is one run of ``fl-train fit``, with a key of everything that determines it."""
 
 import functools
 import hashlib
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from fl_lightning.run.version import version_of
 from fl_lightning.study.definition import Point, Study
 from fl_lightning.study.schema import Settings, read_yaml
-from fl_lightning.study.version import version_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,16 +19,16 @@ class StudyRun:
     """One training.
 
     Attributes:
-        purpose: ``tuning``, of which validation metrics alone are kept, or ``report``.
+        purpose: ``tuning``, of which only validation metrics are stored, or ``report``.
         method: Name of the method.
         case: Name of the case.
-        seed: Of data and training.
-        setting: The grid's labels; empty where nothing is tuned.
+        seed: Seed of data and training.
+        setting: The grid's labels; empty if nothing is tuned.
         arguments: Of ``fl-train``.
         strategy: Bare name of the strategy's class.
-        key: Digest of the settings: what the configuration files say, and the arguments after them.
-        data: Digest of the part that decides the partition.
-        version: The version of the code's mathematics that it would be computed with now.
+        key: Digest of the settings: those of the configuration files, and the arguments after them.
+        data: Digest of the settings that determine the partition.
+        version: The current version of the code's mathematics.
     """
 
     purpose: Literal["tuning", "report"]
@@ -67,7 +67,7 @@ def make_run(
     settings: Settings = {}
     for layer in layers:
         for name, value in layer.items():
-            settings.pop(name, None)  # the last word is said last
+            settings.pop(name, None)  # the last value is given last
             settings[name] = value
     settings |= {"data.seed": seed, "seed_everything": seed}
     configs = study.configs_of(method, case)
@@ -99,7 +99,7 @@ def _content(config: Path) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    """A value as the command line takes it."""
+    """A value in the form of the command line."""
     if isinstance(value, str):
         return value
     if isinstance(value, float):
@@ -122,7 +122,7 @@ def _strategy(contents: list[dict[str, Any]], settings: Settings) -> str:
 
 
 def _data_settings(contents: list[dict[str, Any]], settings: Settings) -> dict[str, Any]:
-    """What decides the partition, by name without ``init_args`` and ``class_path``; later layers win."""
+    """The settings that determine the partition, by name without ``init_args`` and ``class_path``; later layers win."""
     result: dict[str, Any] = {}
     for content in contents:
         result |= dict(_leaves("data", content.get("data") or {}))

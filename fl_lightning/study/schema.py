@@ -1,4 +1,4 @@
-"""What may stand in the YAML file of a study."""
+"""The settings in the YAML file of a study."""
 
 import difflib
 from pathlib import Path
@@ -19,18 +19,18 @@ class _Part(BaseModel):
 
 
 class Method(_Part):
-    """A row of the leaderboard: configuration files and what is changed in them.
+    """A row of the leaderboard: configuration files and overrides.
 
     Attributes:
         config: One file or several merged, where later files override earlier ones, relative to the study's file, after
             those of the case.
         settings: Overrides, before those of the case.
         final: Overrides that win over the case's and the chosen ones.
-        tune: At most two axes of the method's own, beside those of all methods.
+        tune: At most two axes of the method's own, in addition to those of all methods.
         drawn_as: The name by which its settings are drawn from the grid; its own if None, a former one keeps its draw.
         tuned_as: The method whose chosen setting it takes, instead of tuning by itself.
         cases: Shell-style patterns of the cases it is for.
-        tier: Methods of tier 1 run before those of tier 2, so that a part is already a table.
+        tier: Methods of tier 1 run before those of tier 2, so that partial results already form a table.
     """
 
     config: list[str] | str = []
@@ -47,18 +47,18 @@ class Case(_Part):
     """A column of the leaderboard: data set × partition × clients × protocol.
 
     Attributes:
-        config: Configuration files, as a method's.
+        config: Configuration files, as for a method.
         settings: Overrides of every method.
         methods: Overrides of single methods, by their names.
         final: Overrides that win over all others, chosen ones too.
         grid: Axes of the study's grid that have other values here, as many of them.
-        tuned_on: The case whose chosen settings it takes (of the study in ``tuning.study``, if there is one); itself if
+        tuned_on: The case whose chosen settings it uses (of the study in ``tuning.study``, if there is one); itself if
             None.
         paper: Published metrics by method, in the unit that is shown.
-        panel: The panel of pictures that it is in; average ranks are of the cases of a panel.
-        x: Its place in them.
-        each: Instead of ``x``: the case once for each of these places. ``{x}`` stands for it in the case's name and its
-            settings and grid, in the name also with a format of Python's, ``{x:.0%}``.
+        panel: The panel of pictures to which it belongs; average ranks are also given for each panel.
+        x: Its coordinate in them.
+        each: Instead of ``x``: the case is repeated for each of these values. ``{x}`` stands for the value in the
+            case's name, settings and grid; in the name a Python format is possible, ``{x:.0%}``.
     """
 
     config: list[str] | str = []
@@ -74,15 +74,15 @@ class Case(_Part):
 
 
 class Tuning(_Part):
-    """How settings are chosen: on validation alone, as many for every method.
+    """How settings are chosen: on validation data only, as many for every method.
 
     Attributes:
         seeds: Of the tuning; none of them may be reported.
         budget: How many settings of the grid every method tries.
         grid: The axes that all methods share.
-        beyond: Those of them, lists of positive numbers, that go on where the best setting stands at an end: the
-            next value, by the ratio of the last two, is tried as long as it is better.
-        study: Another study's file, whose choices are taken instead.
+        beyond: Those of them, lists of positive numbers, that are extended if the best setting is at an end: the next
+            value, by the ratio of the last two, is tried as long as it is better.
+        study: Another study's file, whose choices are used instead.
     """
 
     seeds: list[int] = []
@@ -119,11 +119,11 @@ class Picture(_Part):
 
 
 class Traffic(_Part):
-    """The report's table of what went over the wire.
+    """The report's table of communication.
 
     Attributes:
         target: The method whose best validation, or nearly, the others are to reach; none if empty.
-        by_examples: Bounds of bins of clients by their training examples, whose test metrics stand beside.
+        by_examples: Bounds of bins of clients by their number of training examples, whose test metrics are shown.
     """
 
     target: str = ""
@@ -131,7 +131,7 @@ class Traffic(_Part):
 
 
 class Wandb(_Part):
-    """Where a study sends its runs to.
+    """Where a study sends its runs.
 
     Attributes:
         project: Project.
@@ -147,16 +147,16 @@ class Wandb(_Part):
 
 
 class WrongStudy(ValueError):
-    """A study's file that cannot be used as it is."""
+    """A study file that cannot be used."""
 
 
 class File(_Part):
     """The file.
 
     Attributes:
-        title: What the report is headed with; the file's name if empty.
+        title: Title of the report; the file's name if empty.
         processes: Worker processes.
-        seeds: Those that are reported.
+        seeds: The reported seeds.
         settings: Overrides of all runs.
         methods: Rows.
         configs: Shell-style patterns of configuration files: each strategy of theirs that no method has becomes one.
@@ -165,9 +165,9 @@ class File(_Part):
         tuning: How settings are chosen.
         baselines: The simple methods that others are compared with.
         history: Metrics of every round that are kept.
-        keep: Patterns of files in the runs' folders that are kept.
+        keep: Patterns of the files in the runs' folders that are kept.
         pictures: Of the report, by file name.
-        traffic: The table of what went over the wire, if wanted.
+        traffic: The table of communication, if wanted.
         results: Folder, relative to the file; ``results/<name>`` if None.
         wandb: Where the runs are sent to, if anywhere.
     """
@@ -194,7 +194,7 @@ def read_file(path: Path) -> File:
     """The study in a YAML file.
 
     Raises:
-        WrongStudy: It cannot be read, or has a setting that there is not, or of another kind.
+        WrongStudy: It cannot be read, or has a setting that is unknown or of the wrong kind.
     """
     content = read_yaml(path)
     try:
@@ -233,6 +233,6 @@ def _summary(error: ValidationError) -> str:
         known = list(parts.get((location[0], len(location)), File).model_fields)
         near = difflib.get_close_matches(location[-1], known, n=1)
         advice = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-        return f"{'.'.join(location)} is no setting of a study: {advice}"
+        return f"{'.'.join(location)} is not a setting of a study: {advice}"
     given = "" if result["type"] == "missing" else f" (given: {str(result['input'])[:60]})"
     return f"{'.'.join(location)}: {result['msg']}{given}"

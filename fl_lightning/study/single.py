@@ -1,16 +1,16 @@
-"""Runs one at a time: a sweep that W&B agents share out, a run of it, and a check that metrics are what they were."""
+"""Single runs: a sweep for W&B agents, one of its runs, and a check that metrics are reproduced."""
 
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+from fl_lightning.run.version import digest_of_sources, sources
 from fl_lightning.study.definition import Study
 from fl_lightning.study.pool import Pool
 from fl_lightning.study.runner import Runner, kept_rounds, make_record, task_arguments
 from fl_lightning.study.runs import StudyRun
 from fl_lightning.study.schema import Wandb
 from fl_lightning.study.store import Record, Store
-from fl_lightning.study.version import digest_of_sources, sources
 from fl_lightning.yaml_input import dump_yaml
 
 
@@ -30,10 +30,10 @@ def sweep(study: Study, store: Store) -> str:
 
 
 def train_run(study: Study, store: Store, key: str, scratch: Path) -> Record | None:
-    """Train a run in this process, send it to W&B and keep it.
+    """Train a run in this process, send it to W&B and store it.
 
     Returns:
-        Its record; None where no run that can be trained has the key.
+        Its record; None if no run that can be trained has the key.
     """
     from fl_lightning.study.worker import train
 
@@ -48,10 +48,10 @@ def train_run(study: Study, store: Store, key: str, scratch: Path) -> Record | N
 
 
 def check(study: Study, store: Store, pool: Pool, say: Callable[[str], None], methods: Collection[str] = ()) -> int:
-    """Train one reported run of every method again (or of some), the cheapest, and compare it with what is kept.
+    """Train one reported run of every method (or of some) again, the cheapest one, and compare it with its record.
 
     Returns:
-        How many came to other metrics.
+        How many were not reproduced.
     """
     runs = _cheapest(Runner(study, store, methods=methods))
     num_changed = 0
@@ -59,7 +59,7 @@ def check(study: Study, store: Store, pool: Pool, say: Callable[[str], None], me
     for run, result in pool.map(tasks):
         summary = _difference(store.records()[run.key], None if result is None else make_record(run, result))
         num_changed += bool(summary)
-        say(f"{run.title}: {summary or 'as it was'}")
+        say(f"{run.title}: {summary or 'reproduced'}")
     return num_changed
 
 

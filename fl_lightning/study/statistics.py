@@ -44,7 +44,7 @@ def against_baselines(table: pd.DataFrame, baselines: Sequence[str], metric: str
     """
     result = []
     for case, baseline in best_baselines(table, baselines).items():
-        values = _by_seed(table, case, metric)
+        values = by_seed(table, case, metric)
         rows = []
         for method in values.columns.drop(baseline):
             gain_S = (values[method] - values[baseline]).dropna().to_numpy()
@@ -127,7 +127,7 @@ def average_ranks(means: pd.DataFrame) -> "pd.Series[float]":
 
 
 def friedman_p(means: pd.DataFrame) -> float:
-    """Friedman's test that all methods are alike; nan with fewer than three methods or cases."""
+    """P-value of Friedman's test that all methods are equal; nan with fewer than three methods or cases."""
     if means.shape[1] < 3 or means.shape[0] < 3:
         return float("nan")
     return float(scipy.stats.friedmanchisquare(*(means[method] for method in means.columns)).pvalue)
@@ -150,7 +150,7 @@ def wins_ties_losses(table: pd.DataFrame, metric: str = "test") -> pd.DataFrame:
     Seeds of a case are compared by the paired t-test, corrected over the cases of a pair of methods.
     """
     methods = list(dict.fromkeys(table["method"]))
-    values = {case: _by_seed(table, case, metric) for case in dict.fromkeys(table["case"])}
+    values = {case: by_seed(table, case, metric) for case in dict.fromkeys(table["case"])}
     shown = pd.DataFrame("", index=methods, columns=methods)
     for first, second in itertools.combinations(methods, 2):
         pairs = [result for result in values.values() if {first, second} <= set(result.columns)]
@@ -170,13 +170,13 @@ def wins_ties_losses(table: pd.DataFrame, metric: str = "test") -> pd.DataFrame:
 
 
 def paired_p(difference_S: NDArray[np.float64]) -> float:
-    """The paired t-test's p-value; nan with too few pairs, 1 where there is no difference at all."""
+    """The paired t-test's p-value; nan with too few pairs, 1 if there is no difference at all."""
     if len(difference_S) < FEWEST_PAIRS:
         return float("nan")
     if not np.any(difference_S):
         return 1.0
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # differences that are all alike: their p-value is 0
+        warnings.simplefilter("ignore", RuntimeWarning)  # if all differences are equal the p-value is 0
         return float(scipy.stats.ttest_1samp(difference_S, 0.0).pvalue)
 
 
@@ -213,7 +213,7 @@ def verdict(difference: float, p: float) -> str:
     return ABOVE if difference > 0 else BELOW
 
 
-def _by_seed(table: pd.DataFrame, case: str, metric: str) -> pd.DataFrame:
+def by_seed(table: pd.DataFrame, case: str, metric: str) -> pd.DataFrame:
     """Seeds × methods of a case, more being better."""
     rows = table[(table["case"] == case) & table[metric].notna()]
     sign = _sign(rows) if len(rows) else 1.0

@@ -20,7 +20,7 @@ Rounds = Mapping[str, Sequence[float]]
 
 
 def is_less_better(record: Record) -> bool:
-    """Whether less of a record's monitored metric is better; what is without a mode has a metric of this package."""
+    """Whether a lower value of a record's monitored metric is better; without a mode it is a metric of this package."""
     return (record.get("mode") or direction_of(record["monitor"])) == "min"
 
 
@@ -29,14 +29,14 @@ class Store:
 
     ``runs.jsonl`` has a line for each run (the last one of a key counts), ``history.jsonl`` one with the metrics of
     every round, ``sources.json`` the sources by the digest that the runs name. Each line ends with a checksum of what
-    is before it; those of older lines, which have none, are in ``checksums.txt`` (``fl-train study seal``). A line that
-    is not what was written counts as missing, and is named; what a killed process left of one goes with the next.
+    precedes it; those of older lines, which have none, are in ``checksums.txt`` (``fl-train study seal``). A damaged
+    line counts as missing, and is named; the partial line of a killed process is removed before the next is written.
 
     Args:
-        folder: The folder; made with the first record.
+        folder: The folder; created with the first record.
 
     Attributes:
-        damaged: Lines that were set aside when they were last read, such as ``runs.jsonl, line 3``.
+        damaged: Lines that were found damaged when they were last read, such as ``runs.jsonl, line 3``.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -56,13 +56,13 @@ class Store:
         return {line["key"]: line["rounds"] for line in self._lines(self.rounds)}
 
     def add(self, record: Record, rounds: Mapping[str, list[float]] | None = None) -> None:
-        """Append a run, its rounds first, so that whoever reads the run finds them."""
+        """Append a run, its rounds first, so that every reader of the run finds them."""
         if rounds:
             _append(self.rounds, {"key": record["key"], "rounds": rounds})
         _append(self.runs, record)
 
     def files(self, record: Record) -> Path:
-        """The folder of what is kept of a reported run's run."""
+        """The folder with the files that are kept of a reported run."""
         plain = (re.sub(r"[^\w.-]+", "_", str(record[name])) for name in ("method", "case", "seed"))
         return self.folder.joinpath("files", *plain)
 
@@ -76,7 +76,7 @@ class Store:
         return result
 
     def keep_sources(self, digest: str, files: Mapping[str, str]) -> None:
-        """Note what a digest of all sources stands for."""
+        """Record the sources that belong to a digest."""
         with _locked(self.sources):
             known = self.known_sources()
             if digest not in known:
@@ -84,7 +84,7 @@ class Store:
                     temporary.write_text(json.dumps({**known, digest: dict(files)}, indent=1) + "\n")
 
     def seal(self) -> int:
-        """Take the lines without a checksum as they are: keep theirs in ``checksums.txt``; returns how many are new."""
+        """Accept the lines without a checksum: store theirs in ``checksums.txt``; returns how many are new."""
         known = self._known_checksums()
         plain = [line for path in (self.runs, self.rounds) for line in _raw(path) if _SEALED.fullmatch(line) is None]
         new = [digest for line in plain if _is_record(line) and (digest := _checksum(line)) not in known]
@@ -94,10 +94,10 @@ class Store:
         return len(new)
 
     def rewrite(self, change: Callable[[Record], Record | None]) -> int:
-        """Put other records in the place of some, in ``runs.jsonl`` and in ``history.jsonl``; returns how many.
+        """Replace records in ``runs.jsonl`` and ``history.jsonl``; returns how many.
 
         Args:
-            change: The new record for an old one; None for the old.
+            change: Returns the new record for an old one; None keeps the old one.
 
         Raises:
             ValueError: A line is damaged; nothing is changed then.
@@ -133,7 +133,7 @@ class Store:
         return dict.fromkeys(text.splitlines())
 
     def _lines(self, path: Path) -> Iterator[Record]:
-        """Records of a file; lines that are not what was written are noted in ``damaged``."""
+        """Records of a file; damaged lines are listed in ``damaged``."""
         self.damaged = [entry for entry in self.damaged if not entry.startswith(path.name)]
         known: dict[str, None] | None = None
         for number, line in enumerate(_raw(path), start=1):
@@ -161,7 +161,7 @@ class Store:
 
 
 def _raw(path: Path) -> Iterator[bytes]:
-    """The lines of a file; what a kill has cut off is none."""
+    """The complete lines of a file."""
     if path.exists():
         with path.open("rb") as file:
             yield from (line[:-1] for line in file if line.endswith(b"\n") and line.strip())
@@ -194,7 +194,7 @@ def _sealed(record: Mapping[str, Any]) -> bytes:
 
 
 def _end_of_lines(file: IO[bytes]) -> int:
-    """Bytes up to the end of the last whole line."""
+    """Number of bytes up to the end of the last complete line."""
     end = file.seek(0, os.SEEK_END)
     while end:
         start = max(0, end - 65536)
@@ -208,7 +208,7 @@ def _end_of_lines(file: IO[bytes]) -> int:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Keep other processes from writing into the folder meanwhile."""
+    """Keep other processes from writing into the folder during the block."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with (path.parent / ".write.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -15,16 +15,16 @@ from fl_lightning.study.definition import Study
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.store import Record, Rounds, is_less_better
 
-#: Characters of a terminal's column into which a case's name is wrapped at the least.
+#: Minimum width of a terminal column into which a case's name is wrapped.
 _NARROW_HEAD = 12
 
 
 def tidy(progress: Progress) -> pd.DataFrame:
-    """A row for each reported run that is there: what was chosen, what it came to, what it took.
+    """A row for each finished reported run: the chosen setting, its metrics and its cost.
 
     ``val`` and ``test`` are those of the round that validation chose (``round``), mean over clients; ``test_std`` and
     ``test_worst`` are over clients. ``trained_val``, ``trained_test`` and the like are of other models of the run, at
-    the round of their own best validation; ``unseen_...`` of clients that were held out; ``benign_...`` beside attacks.
+    the round of their own best validation; ``unseen_...`` of clients that were held out; ``benign_...`` under attacks.
     ``always_benign_test`` is the mean over the clients that are malicious in no run of the seed: the same ones
     whatever the ratio of the attack.
     """
@@ -51,7 +51,7 @@ _TRAILING = (*_SPENT, "stale", "error", "partition", "version", "command")
 
 
 def _add_always_benign(rows: list[dict[str, Any]], records: Sequence[Record]) -> None:
-    """Add the column, in place, to what has metrics of clients; nothing where no run was attacked."""
+    """Add the column in place to rows with metrics of clients; do nothing if no run was attacked."""
     malicious: dict[tuple[int, int], set[float]] = {}
     for record in records:
         if not record["error"]:
@@ -93,23 +93,23 @@ def _row(record: Record) -> dict[str, Any]:
 
 
 def write_csv(table: pd.DataFrame, path: Path) -> None:
-    """Write the tidy table; numbers as they were kept."""
+    """Write the tidy table; numbers as they are stored."""
     with whole_file(path) as temporary:
         table.drop(columns="is_error", errors="ignore").to_csv(temporary, index=False, lineterminator="\n")
 
 
 def scale_of(*, is_error: bool) -> float:
-    """Factor to the unit that is shown: percent, or MSE × 10⁻³."""
+    """Factor to the displayed unit: percent, or MSE × 10⁻³."""
     return 1000.0 if is_error else 100.0
 
 
 def counts_errors(rows: pd.DataFrame) -> bool:
-    """Whether less of the metric of these rows, which share one, is better."""
+    """Whether a lower value of these rows' common metric is better."""
     return bool(rows["is_error"].dropna().iloc[0])
 
 
 def leaderboard(progress: Progress, table: pd.DataFrame, metric: str = "test") -> pd.DataFrame:
-    """Methods × cases: mean ± standard deviation over seeds as text, empty where nothing was run."""
+    """Methods × cases: mean ± standard deviation over seeds as text; empty if nothing was run."""
     study = progress.study
     shown = pd.DataFrame("", index=list(study.methods), columns=list(study.cases))
     if not len(table) or metric not in table:
@@ -137,7 +137,7 @@ def cell_text(result: pd.DataFrame, metric: str, study: Study) -> str:
 
 
 def mean_and_spread(values: pd.Series, scale: float) -> str:
-    """Mean ± standard deviation, as shown; of a single value the value."""
+    """Mean ± standard deviation as text; for a single value, the value."""
     spread = f" ± {scale * values.std():.1f}" if len(values) > 1 else ""
     return f"{scale * values.mean():.1f}{spread}"
 
@@ -145,7 +145,7 @@ def mean_and_spread(values: pd.Series, scale: float) -> str:
 def by_round(
     progress: Progress, history: Mapping[str, Rounds], method: str, case: str, metrics: Sequence[str]
 ) -> list[np.ndarray] | None:
-    """Metrics by round, each a mean over the seeds that have all of them; None where no seed has."""
+    """Metrics by round, each a mean over the seeds that have all of them; None if no seed has."""
     result = [history.get(run.key, {}) for run in progress.report(method, case)]
     result = [rounds for rounds in result if all(metric in rounds for metric in metrics)]
     if not result:
@@ -162,7 +162,7 @@ def markdown(table: pd.DataFrame, first: str) -> str:
 
 
 def for_terminal(table: pd.DataFrame, first: str, *, title: str, width: int) -> Iterator[Table]:
-    """A table of text, in several parts where it has more columns than fit side by side in so many characters."""
+    """A text table, in several parts if its columns do not fit side by side in the given width."""
     names = list(map(str, table.index))
     space = left = width - max(map(len, (first, *names))) - 4  # the edges of a table; those of a column take three
     parts: list[list[tuple[str, list[str]]]] = [[]]

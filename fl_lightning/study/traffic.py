@@ -17,7 +17,7 @@ _ERROR_SLACK, _ACCURACY_SLACK = 0.02, 0.01
 
 
 def traffic(progress: Progress) -> str:
-    """The tables of all cases that have runs, empty where there are none."""
+    """The tables of all cases that have runs; empty if there are none."""
     parts, history, sizes = [], progress.store.history(), _Sizes()
     for case in progress.study.cases:
         table = _table(progress, case, history, sizes)
@@ -35,7 +35,7 @@ def _note(study: Study) -> str:
             f"{study.traffic.target} in the same seed; median over the seeds that come so far."
         )
     if study.traffic.by_examples:
-        lines.append("The last columns are test metrics of clients with so many training examples, over all seeds.")
+        lines.append("The last columns are test metrics of clients with that many training examples, over all seeds.")
     return " ".join(lines)
 
 

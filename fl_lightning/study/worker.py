@@ -28,7 +28,7 @@ from fl_lightning.run.callback import Callback, Trainer
 from fl_lightning.run.result import summary
 from fl_lightning.trainer import FederatedTrainer
 
-#: Metrics are kept to so many significant digits.
+#: Significant digits to which metrics are stored.
 _DIGITS = 6
 _MOST_WARNINGS = 5
 
@@ -56,7 +56,7 @@ class _ChosenClients(Callback):
 
 
 class RunCLI(FederatedCLI):
-    """The command line of a run: ``fit`` alone, without checkpoints, progress bar and files.
+    """The command line of a run: only ``fit``, without checkpoints, progress bar and files.
 
     Args:
         arguments: Of ``fl-train``.
@@ -132,7 +132,7 @@ def _keep(patterns: Sequence[str], run: Path, folder: Path) -> None:
 
 
 def build(arguments: Sequence[str]) -> dict[str, Any]:
-    """Build what a run is made of, without its data; ``error`` says what is wrong with its settings."""
+    """Build the parts of a run, without its data; ``error`` says what is wrong with its settings."""
     with _quiet() as heard:
         try:
             RunCLI(arguments, run=False)
@@ -203,7 +203,7 @@ class _Heard(io.StringIO):
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[_Heard]:
-    """Keep what a run says to itself."""
+    """Suppress the output of a run."""
     heard = _Heard()
     for name in ("lightning", "lightning.fabric", "lightning.pytorch"):
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -225,7 +225,7 @@ def _quiet() -> Iterator[_Heard]:
 def serve(connection: Connection, scratch: Path) -> None:
     """Handle tasks until the other end is closed: a task is a name in :data:`TASKS` and its arguments.
 
-    The process is of a group of its own, so that Ctrl-C reaches the one that gives the tasks alone, and ends with it.
+    The process is in its own group, so that Ctrl-C reaches only the parent process, and it ends with the parent.
 
     Args:
         connection: Where tasks come from and results go.

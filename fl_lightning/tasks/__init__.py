@@ -1,4 +1,4 @@
-"""What is learned: tasks on nodes, graphs, pairs of nodes and independent examples."""
+"""Tasks on nodes, graphs, pairs of nodes and independent examples."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,8 +1,9 @@
-"""A task: all in which federations differ that learn different things of different data.
+"""A task: everything that depends on what is learned and on which kind of data.
 
-One object says what a client holds and what the examples are, how they become batches, what is predicted of them
-(:class:`~fl_lightning.tasks.targets.Target`: loss, metrics, predictions), and which net fits. The data module finds it
-from the source, clients and strategies ask it, and sites send it: nothing else looks at the kind of data.
+One object defines what data a client has and what the examples are, how they become batches, what is predicted
+(:class:`~fl_lightning.tasks.targets.Target`: loss, metrics, predictions), and which net fits. The data module
+determines it from the source, clients and strategies use it, and sites send it: nothing else depends on the kind of
+data.
 """
 
 import dataclasses
@@ -24,8 +25,9 @@ class Drawing:
     """How a client's training examples are drawn in steps.
 
     Attributes:
-        batch_size: Examples of a mini-batch; None for all of a client's at once.
-        steps_per_epoch: Mini-batches of an epoch, each drawn by itself; None for passes over the examples.
+        batch_size: Size of a mini-batch; None for all of a client's examples at once.
+        steps_per_epoch: Number of mini-batches in an epoch, each drawn independently; None for passes over the
+            examples.
         drop_last: Leave out a short last mini-batch of a pass.
     """
 
@@ -36,21 +38,21 @@ class Drawing:
 
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC):
-    """What is learned. Its fields are its settings; tasks with the same settings are equal."""
+    """Base class of tasks. Its fields are its settings; tasks with the same settings are equal."""
 
-    #: What many examples are called, and one.
+    #: The noun for examples, in the plural and in the singular.
     examples: ClassVar[str]
     example: ClassVar[str]
-    #: Whether clients hold graphs, and whether the examples are the nodes of one.
+    #: Whether clients have graphs, and whether the examples are the nodes of one.
     has_graphs: ClassVar[bool] = False
     is_on_nodes: ClassVar[bool] = False
-    #: Why the privacy of single training examples cannot cover it; empty if it does.
+    #: Why private training cannot cover it; empty if it can.
     not_private: ClassVar[str] = ""
 
     @property
     @abstractmethod
     def target(self) -> Target:
-        """What is predicted of an example."""
+        """What is predicted for an example."""
 
     @property
     def plain(self) -> dict[str, Any]:
@@ -59,8 +61,8 @@ class Task(ABC):
 
     def __str__(self) -> str:
         """The name, with what is set."""
-        summary = [name for name, value in dataclasses.asdict(self).items() if value]
-        return " ".join([type(self).__name__, *(f"({name})" for name in summary)])
+        names = [name for name, value in dataclasses.asdict(self).items() if value]
+        return " ".join([type(self).__name__, *(f"({name})" for name in names)])
 
     @abstractmethod
     def collator(
@@ -72,47 +74,47 @@ class Task(ABC):
         device: torch.device,
         dtype: torch.dtype,
     ) -> Collator:
-        """Make the clients' batches.
+        """Create the collator, which makes the clients' batches.
 
         Args:
-            clients: What each client holds.
-            layout: What was decided over all clients of the federation (:meth:`layout_of`); None to decide over these.
+            clients: The data of each client.
+            layout: The decision for all clients of the federation (:meth:`layout_of`); None to decide for these.
             drawing: How training examples are drawn; None for all at once.
-            device: Where batches live.
-            dtype: Their floating point type.
+            device: Device of the batches.
+            dtype: Floating point type of the batches.
         """
 
     def layout_of(self, clients: Sequence[Any]) -> dict[str, Any]:
-        """What is decided over all clients."""
+        """What a collator decides for all clients together."""
         return {}
 
     def layout_for(self, density: float) -> dict[str, Any]:
-        """The same, where only the share of the features that are not zero is known."""
+        """The same, if only the share of nonzero features is known."""
         return {}
 
     @abstractmethod
     def default_net(
         self, num_features: int | tuple[int, ...], local: type[nn.Module] | None = None
     ) -> Callable[..., nn.Module]:
-        """The net of clients that were given none.
+        """The default net of clients.
 
         Args:
             num_features: Width of the inputs, or their shape.
-            local: What the strategy has for nodes of a graph; None for nothing of its own.
+            local: The strategy's net for nodes of a graph; None if it has none.
         """
 
     def check_net(self, net: nn.Module) -> None:
         """Refuse a net that cannot compute on the examples.
 
         Raises:
-            ValueError: It cannot.
+            ValueError: The net does not fit the task.
         """
         return
 
     def reference(self, clients: Sequence[Any], num_outputs: int) -> dict[str, float]:
-        """The clients' mean metrics if each told all its examples the same, by its training examples alone.
+        """The clients' mean metrics if each makes the same prediction for all examples, by its training examples.
 
-        A majority class, the labels' shares, or a mean: what a model has to beat.
+        The prediction is a majority class, the labels' shares, or a mean: the baseline that a model has to beat.
         """
         result: dict[str, list[float]] = {}
         for client in clients:
@@ -151,7 +153,7 @@ class Classification(Task):
     """A task whose examples are of one class each, or have several labels.
 
     Attributes:
-        multi_label: Each example has or lacks each of several labels; targets are 0, 1, or nan where that is not known.
+        multi_label: Whether each example has or lacks each of several labels; targets are then 0, 1, or nan if unknown.
     """
 
     multi_label: bool = False
@@ -164,7 +166,7 @@ class Classification(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class Regression(Task):
-    """A task whose examples have one or several numbers, nan where one is missing."""
+    """A task whose examples have one or several numbers, nan if missing."""
 
     @property
     def target(self) -> Target:
@@ -180,7 +182,7 @@ def kind_of_target(y: Tensor, *, given: str | None = None) -> str:
 
     Args:
         y: One row (or number) for each example.
-        given: What they are, where their owner has said it.
+        given: The kind, if the owner of the data has set it.
     """
     if given is not None:
         return given

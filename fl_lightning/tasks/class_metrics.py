@@ -1,4 +1,4 @@
-"""Metrics of a classification that are no means over examples, each client's own: F1, AUROC, average precision ...
+"""Classification metrics that are not means over examples, for each client: F1, AUROC, average precision, ...
 
 They are computed from all of a client's logits of a split at once, and for all clients of a stack at once;
 torchmetrics, with which they agree, would be called for each client, split and class.
@@ -17,7 +17,7 @@ ClassMetric = Literal["f1", "auroc", "balanced_accuracy"]
 
 #: The metrics by name.
 CLASS_METRICS: tuple[str, ...] = get_args(ClassMetric)
-#: Those of labels, of which an example may have several.
+#: The metrics for labels, of which an example may have several.
 LABEL_METRICS = ("auroc", "average_precision")
 
 
@@ -69,7 +69,7 @@ def class_scores(
 def label_scores(
     metrics: Sequence[str], logits_CNL: Tensor, y_CNL: Tensor, masks_SCN: Tensor
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """The same as :func:`class_scores` of labels, of which each is told from its absence.
+    """The same as :func:`class_scores` for labels, each of which an example has or lacks.
 
     ``auroc`` is the mean area under the curve, ``average_precision`` the mean over a label's examples of the precision
     among all that are scored at least as high; both over the labels that some example of the split has and another has
@@ -78,13 +78,13 @@ def label_scores(
     Args:
         metrics: Names of :data:`LABEL_METRICS`.
         logits_CNL: Logits of the labels.
-        y_CNL: 1 or 0; nan where it is not known, which leaves the example out of this label.
+        y_CNL: 1 or 0; nan if unknown, which leaves the example out for this label.
         masks_SCN: Examples of each split.
 
     Example:
         >>> logits, y = torch.tensor([[2.0], [1.0], [0.0]]), torch.tensor([[1.0], [0.0], [1.0]])
-        >>> found = label_scores(LABEL_METRICS, logits, y, torch.ones(1, 3, dtype=torch.bool))
-        >>> {name: (total / count).tolist() for name, (total, count) in found.items()}
+        >>> scores = label_scores(LABEL_METRICS, logits, y, torch.ones(1, 3, dtype=torch.bool))
+        >>> {name: (total / count).tolist() for name, (total, count) in scores.items()}
         {'auroc': [0.5], 'average_precision': [0.8333333333333334]}
     """
     measures = {"auroc": _ordered_pairs, "average_precision": _precisions}
@@ -98,13 +98,13 @@ def label_scores(
 
 
 def _weighted(value_SC: Tensor, count_SC: Tensor) -> tuple[Tensor, Tensor]:
-    """Numerators and denominators of values, which are nan where there is none."""
+    """Numerators and denominators of values, which are nan if undefined."""
     nobody_SC = value_SC.isnan()
     return torch.where(nobody_SC, 0.0, value_SC * count_SC), torch.where(nobody_SC, 0.0, count_SC)
 
 
 def _mean_over_classes(part_K: Tensor, whole_K: Tensor) -> Tensor:
-    """Mean of the classes' shares (..., K), over those that have one; nan where none has."""
+    """Mean of the classes' shares (..., K), over those that have one; nan if none has."""
     occurs_K = whole_K > 0
     return torch.where(occurs_K, part_K / whole_K, 0.0).sum(dim=-1) / occurs_K.sum(dim=-1)
 
@@ -112,7 +112,7 @@ def _mean_over_classes(part_K: Tensor, whole_K: Tensor) -> Tensor:
 def _ordered_pairs(certainty_KN: Tensor, truth_KN: Tensor, mask_KN: Tensor) -> tuple[Tensor, Tensor]:
     """Pairs of an example of the class and one of the others in the right order (a tie is half), and all pairs."""
     inside_KN, outside_KN = truth_KN & mask_KN, ~truth_KN & mask_KN
-    certainty_KN = torch.where(certainty_KN.isnan(), -torch.inf, certainty_KN).contiguous()  # as if it came last
+    certainty_KN = torch.where(certainty_KN.isnan(), -torch.inf, certainty_KN).contiguous()  # sorted last
     others_KN = torch.where(outside_KN, certainty_KN, torch.inf).sort(dim=-1).values.contiguous()
     beaten_KN = torch.searchsorted(others_KN, certainty_KN) + torch.searchsorted(others_KN, certainty_KN, right=True)
     right_K = torch.where(inside_KN, beaten_KN / 2, 0.0).sum(dim=-1, dtype=torch.float64)
@@ -120,7 +120,7 @@ def _ordered_pairs(certainty_KN: Tensor, truth_KN: Tensor, mask_KN: Tensor) -> t
 
 
 def _precisions(certainty_KN: Tensor, truth_KN: Tensor, mask_KN: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum over the class's examples of the precision down to each, and their number; 0 where there are no others."""
+    """Sum over the class's examples of the precision down to each, and their number; 0 if there are no others."""
     inside_KN, outside_KN = truth_KN & mask_KN, ~truth_KN & mask_KN
     certainty_KN = torch.where(certainty_KN.isnan(), -torch.inf, certainty_KN).contiguous()
 

@@ -14,7 +14,7 @@ from fl_lightning.tasks.base import Classification, DrawnTask, Regression
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleTask(DrawnTask):
-    """A client holds independent examples (:class:`~fl_lightning.batches.ClientExamples`)."""
+    """A task on independent examples (:class:`~fl_lightning.batches.ClientExamples`)."""
 
     examples = "examples"
     example = "example"
@@ -23,7 +23,7 @@ class ExampleTask(DrawnTask):
     def default_net(
         self, num_features: int | tuple[int, ...], local: type[nn.Module] | None = None
     ) -> Callable[..., nn.Module]:
-        """Of images (channels, rows, columns) a CNN; of series (steps, features) with numbers to forecast a GRU."""
+        """A CNN for images (channels, rows, columns), a GRU for forecasts of series (steps, features), else an MLP."""
         num_dims = 1 if isinstance(num_features, int) else len(num_features)
         if num_dims == 2 and self.target.is_numeric:
             return GRUForecaster

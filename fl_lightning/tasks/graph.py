@@ -1,4 +1,4 @@
-"""Tasks on whole graphs, of which each client holds many."""
+"""Tasks on whole graphs, of which each client has many."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from fl_lightning.tasks.base import Classification, DrawnTask, Regression
 
 @dataclass(frozen=True, kw_only=True)
 class GraphTask(DrawnTask):
-    """A client holds graphs (:class:`~fl_lightning.batches.ClientGraphs`), which are the examples."""
+    """A task on whole graphs (:class:`~fl_lightning.batches.ClientGraphs`)."""
 
     examples = "graphs"
     example = "graph"
     has_graphs = True
     collator_class = GraphSetCollator
-    not_private = "is for clients that hold independent rows, series or images so far, but these hold graphs"
+    not_private = "is for clients with independent rows, series or images so far, but these have graphs"
 
     def default_net(
         self, num_features: int | tuple[int, ...], local: type[nn.Module] | None = None
@@ -27,7 +27,7 @@ class GraphTask(DrawnTask):
         return PooledGCN
 
     def check_net(self, net: nn.Module) -> None:
-        """Refuse a net whose outputs are of nodes."""
+        """Refuse a net whose outputs are for nodes."""
         if not getattr(net, "pools", False):
             raise ValueError(
                 f"{type(self).__name__} needs a net with an output for each graph: set model.net to "

@@ -13,12 +13,12 @@ from fl_lightning.tasks.targets import LABELS, Target
 
 @dataclass(frozen=True, kw_only=True)
 class LinkPrediction(Task):
-    """Whether two nodes of a client's graph are linked. No source has pairs with roles yet, so it is refused."""
+    """Whether two nodes of a client's graph are linked. As no source has pairs with roles yet, it is refused."""
 
     examples = "pairs"
     example = "pair"
     has_graphs = True
-    not_private = "is for clients that hold independent examples, but these hold pairs of a graph's nodes"
+    not_private = "is for clients with independent examples, but these have pairs of a graph's nodes"
 
     @property
     def target(self) -> Target:

@@ -15,13 +15,13 @@ from fl_lightning.tasks.base import Classification, Drawing, Regression, Task
 
 @dataclass(frozen=True, kw_only=True)
 class NodeTask(Task):
-    """A client holds a graph (:class:`~fl_lightning.batches.ClientGraph`), whose nodes are the examples."""
+    """A task on the nodes of a client's graph (:class:`~fl_lightning.batches.ClientGraph`)."""
 
     examples = "nodes"
     example = "node"
     has_graphs = is_on_nodes = True
     not_private = (
-        "is for clients that hold independent examples, but these hold graphs: a node enters the losses of its "
+        "is for clients with independent examples, but these have graphs: a node enters the losses of its "
         "neighbors, and so more gradients than its own"
     )
 

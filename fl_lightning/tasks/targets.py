@@ -1,4 +1,4 @@
-"""What is predicted of an example, whatever it is: its class, which labels it has, or numbers.
+"""What is predicted for an example, whatever it is: its class, its labels, or numbers.
 
 Shape legend: N examples, with a leading C where it is a stack of clients; K outputs: classes, labels or numbers.
 """
@@ -25,27 +25,27 @@ _VECTOR = 16
 class Target(ABC):
     """Loss, metrics and predictions. It has no state."""
 
-    #: In words.
+    #: The kind of target in words.
     name: ClassVar[str]
-    #: The validation metric that chooses the reported round.
+    #: The validation metric that chooses the best round.
     monitor: ClassVar[str]
     #: Whether ``max`` or ``min`` of each metric is best.
     directions: ClassVar[Mapping[str, Direction]]
-    #: Metrics that are computed from all of a client's outputs at once: those that always are, and those on demand.
+    #: Metrics that are computed from all of a client's outputs at once: always, and on demand.
     always: ClassVar[tuple[str, ...]] = ()
     on_demand: ClassVar[tuple[str, ...]] = ()
     #: Whether each example is of one class.
     has_classes: ClassVar[bool] = False
     #: Whether targets are numbers.
     is_numeric: ClassVar[bool] = False
-    #: Whether a stack of clients is computed on without ``vmap``, where the net can be, too.
+    #: Whether it computes on a stack of clients without ``vmap``, if the net does, too.
     takes_stacks: ClassVar[bool] = True
-    #: The field of a report's record (``report/record.py``, ``Chosen``) that holds what :meth:`tally` found.
+    #: The field of a report's record (``report/record.py``, ``Chosen``) for the result of :meth:`tally`.
     tallied_as: ClassVar[str]
 
     @abstractmethod
     def values(self, logits: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """What each example adds to the metrics that are means over examples, (N,) by name; ``loss`` among them."""
+        """Each example's contribution to the metrics that are means over examples, including ``loss``, (N,) by name."""
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """Mean loss over the training examples, scalar (or one for each client of a stack)."""
@@ -67,7 +67,7 @@ class Target(ABC):
         """Numerators and denominators (splits, ...) of metrics that are computed from all outputs at once.
 
         Args:
-            metrics: Of those in ``always`` and ``on_demand``.
+            metrics: Names among those in ``always`` and ``on_demand``.
             logits: (..., N, K).
             y: The targets.
             masks: Examples of each split, (splits, ..., N).
@@ -76,30 +76,30 @@ class Target(ABC):
 
     @abstractmethod
     def predictions(self, logits: Tensor) -> Tensor:
-        """What a user is told of every example, (N, K)."""
+        """The predictions for the user, (N, K)."""
 
     def blend(self, logits: Tensor, other: Tensor, share: Tensor) -> Tensor:
         """Logits of the weighted mean of two predictions, (..., N, K).
 
         Args:
-            logits: (..., N, K).
-            other: Likewise.
-            share: Weight of the other, in [0, 1], that broadcasts to both; at 0 and 1 the result is one of the two.
+            logits: Of one prediction, (..., N, K).
+            other: Of the other, (..., N, K).
+            share: Weight of the other, in [0, 1], broadcast to both; at 0 and 1 the result equals one of the two.
         """
         mean = self._blend(logits, other, share)
         return torch.where(share == 0, logits, torch.where(share == 1, other, mean))
 
     def _blend(self, logits: Tensor, other: Tensor, share: Tensor) -> Tensor:
-        """The same between the ends; predictions that are the logits themselves are averaged as they are."""
+        """The blend for 0 < share < 1. Here the logits themselves are the predictions and are averaged."""
         return logits.lerp(other, share)
 
     @abstractmethod
     def strata(self, y_N: Tensor) -> Tensor:
-        """Each example's class where it has one, else 0 if anything is known of it and -1 if nothing is, int64 (N,)."""
+        """Each example's class if it has one, else 0 if any of its target is known and -1 if none is, int64 (N,)."""
 
     @abstractmethod
     def num_outputs(self, targets: Sequence[Tensor], num_names: int = 0) -> int:
-        """Outputs of a net for these clients' targets, and for as many classes as have names."""
+        """Number of a net's outputs for these clients' targets, and for at least as many classes as there are names."""
 
     @abstractmethod
     def constant(self, y_N: Tensor, num_outputs: int) -> Tensor:
@@ -113,22 +113,22 @@ class Target(ABC):
 
     @abstractmethod
     def row(self, label: int | Sequence[float], outputs: Sequence[float], names: Sequence[str]) -> list[str]:
-        """What stands in them for one example: its target, and the predictions of it."""
+        """The entries of these columns for one example: its target and predictions."""
 
     # ------------------------------------------------------------------ the report
 
     @abstractmethod
     def tally(self, y_N: Tensor, predicted_NK: Tensor) -> Tensor:
-        """What a report keeps of the test examples.
+        """What a report stores about the test examples.
 
         Returns:
-            Of classes how many of each are taken for each, int64 (K, K); of labels the same of having and lacking each,
-            int64 (K, 2, 2); of numbers one target of each example with its prediction, (N, 2).
+            For classes, the confusion matrix, int64 (K, K); for labels, one confusion matrix each, int64 (K, 2, 2); for
+            numbers, one target of each example with its prediction, (N, 2).
         """
 
 
 class Classes(Target):
-    """Each example is of one class: cross entropy and accuracy."""
+    """Each example has one class: cross entropy and accuracy."""
 
     name = "classes"
     monitor = "val/acc"
@@ -167,7 +167,7 @@ class Classes(Target):
         return y_N
 
     def num_outputs(self, targets: Sequence[Tensor], num_names: int = 0) -> int:
-        """The largest class, or as many as have names."""
+        """The largest class plus one, or the number of names."""
         return max(*(int(y_N.max()) + 1 for y_N in targets), num_names)
 
     def constant(self, y_N: Tensor, num_outputs: int) -> Tensor:
@@ -188,14 +188,14 @@ class Classes(Target):
     def tally(self, y_N: Tensor, predicted_NK: Tensor) -> Tensor:
         """The confusion matrix: rows are the true classes."""
         count, known_N = predicted_NK.shape[1], y_N >= 0
-        place_N = y_N[known_N] * count + predicted_NK.argmax(dim=1)[known_N]
-        return torch.bincount(place_N, minlength=count * count).view(count, count)
+        index_N = y_N[known_N] * count + predicted_NK.argmax(dim=1)[known_N]
+        return torch.bincount(index_N, minlength=count * count).view(count, count)
 
 
 class Labels(Target):
     """Each example has or lacks each of several labels: binary cross entropy, AUROC and average precision over labels.
 
-    Where it is not known whether an example has a label, its target is nan, and it does not count for this label.
+    If it is unknown whether an example has a label, its target is nan, and it does not count for this label.
     """
 
     name = "labels"
@@ -205,7 +205,7 @@ class Labels(Target):
     tallied_as = "label_counts"
 
     def values(self, logits: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """The share of the known labels that are told rightly, and the loss."""
+        """The share of the known labels that are predicted correctly, and the loss."""
         right = ((logits > 0) == (y > 0.5)).to(logits.dtype)
         return {"acc": mean_of_known(right, ~y.isnan()), "loss": self.example_loss(logits, y)}
 
@@ -230,7 +230,7 @@ class Labels(Target):
         return has - lacks
 
     def strata(self, y_N: Tensor) -> Tensor:
-        """0 where any label is known."""
+        """0 if any label is known, else -1."""
         return (~y_N.isnan()).any(dim=1).long() - 1
 
     def num_outputs(self, targets: Sequence[Tensor], num_names: int = 0) -> int:
@@ -243,28 +243,28 @@ class Labels(Target):
         return torch.logit(share_K, eps=1e-9)
 
     def columns(self, names: Sequence[str]) -> list[str]:
-        """Of each label whether the example has it, and how probable that is."""
+        """For each label, whether the example has it, and its probability."""
         return [f"{kind}_{name}" for name in names for kind in ("label", "probability")]
 
     def row(self, label: int | Sequence[float], outputs: Sequence[float], names: Sequence[str]) -> list[str]:
-        """Empty where a label is not known."""
+        """Labels and probabilities; empty if a label is unknown."""
         return _pairs(label, outputs)
 
     def tally(self, y_N: Tensor, predicted_NK: Tensor) -> Tensor:
-        """Of each label a confusion matrix."""
+        """A confusion matrix for each label."""
         true_NK, said_NK, known_NK = y_N > 0.5, predicted_NK > 0.5, ~y_N.isnan()
         cells = [((true_NK == t) & (said_NK == s) & known_NK).sum(dim=0) for t in (0, 1) for s in (0, 1)]
         return torch.stack(cells, dim=1).view(-1, 2, 2)
 
 
 class Numbers(Target):
-    """Each example has one or several numbers, of which some may be missing (nan): mean squared error."""
+    """Each example has one or several numbers, some of which may be missing (nan): mean squared error."""
 
     name = "numbers"
     monitor = "val/mse"
     directions = {name: KNOWN[name] for name in ("mse", "loss")}  # noqa: RUF012
     is_numeric = True
-    takes_stacks = False  # results of before have the last digits of sums under vmap
+    takes_stacks = False  # keeps the last digits of published results, which are those of sums under vmap
     tallied_as = "predicted"
 
     def values(self, logits: Tensor, y: Tensor) -> dict[str, Tensor]:
@@ -275,15 +275,15 @@ class Numbers(Target):
     def example_loss(self, logits: Tensor, y: Tensor) -> Tensor:
         """Mean squared error over an example's known numbers, (N,)."""
         missing = y.isnan()
-        error_N = (logits - torch.where(missing, logits.detach(), y)).square().mean(dim=-1)  # 0 of what is missing
-        return error_N * (y.shape[-1] / (~missing).sum(dim=-1).clamp(min=1))  # a factor of 1 where nothing is
+        error_N = (logits - torch.where(missing, logits.detach(), y)).square().mean(dim=-1)  # 0 for missing numbers
+        return error_N * (y.shape[-1] / (~missing).sum(dim=-1).clamp(min=1))  # a factor of 1 if nothing is missing
 
     def predictions(self, logits: Tensor) -> Tensor:
         """The predicted numbers."""
         return logits
 
     def strata(self, y_N: Tensor) -> Tensor:
-        """0 where any number is known."""
+        """0 if any number is known, else -1."""
         return (~y_N.isnan()).any(dim=1).long() - 1
 
     def num_outputs(self, targets: Sequence[Tensor], num_names: int = 0) -> int:
@@ -299,24 +299,24 @@ class Numbers(Target):
         return [f"{kind}_{index}" for index in range(len(names)) for kind in ("target", "prediction")]
 
     def row(self, label: int | Sequence[float], outputs: Sequence[float], names: Sequence[str]) -> list[str]:
-        """Empty where a number is missing."""
+        """Targets and predictions; empty if a number is missing."""
         return _pairs(label, outputs)
 
     def tally(self, y_N: Tensor, predicted_NK: Tensor) -> Tensor:
-        """Of each example one number that it has, in turn."""
+        """One known number of each example, in turn, with its prediction."""
         count = y_N.shape[1]
         order_NK = (torch.arange(len(y_N))[:, None] + torch.arange(count)) % count
         first_N1 = (~y_N.isnan()).gather(1, order_NK).int().argmax(dim=1, keepdim=True)
-        place_N1 = order_NK.gather(1, first_N1)
-        return torch.cat([each.gather(1, place_N1) for each in (y_N, predicted_NK)], dim=1)
+        index_N1 = order_NK.gather(1, first_N1)
+        return torch.cat([each.gather(1, index_N1) for each in (y_N, predicted_NK)], dim=1)
 
 
-#: One of each, for they have no state.
+#: One instance of each, as they have no state.
 CLASSES, LABELS, NUMBERS = Classes(), Labels(), Numbers()
 
 
 def mean_of_known(value_NK: Tensor, known_NK: Tensor) -> Tensor:
-    """The mean of an example's known values, (N,); 0 where it has none."""
+    """The mean of an example's known values, (N,); 0 if it has none."""
     return torch.where(known_NK, value_NK, 0.0).sum(dim=-1) / known_NK.sum(dim=-1).clamp(min=1)
 
 
@@ -329,11 +329,11 @@ def split_scores(batch: Batch, values: Mapping[str, Tensor]) -> dict[str, tuple[
     """Sum and count of each value over the training, validation and test examples.
 
     Args:
-        batch: Of one client, or of a stack.
+        batch: The batch of one client, or of a stack.
         values: One number (or boolean) for every example, (..., N), by the metric's name.
 
     Returns:
-        By ``train/name``, ``val/name``, ``test/name``.
+        Numerators and denominators by ``train/name``, ``val/name``, ``test/name``.
     """
     mask_SN = torch.stack([batch.train_mask, batch.val_mask, batch.test_mask])
     counts = mask_SN.sum(dim=-1).unbind()
@@ -344,9 +344,7 @@ def split_scores(batch: Batch, values: Mapping[str, Tensor]) -> dict[str, tuple[
 
 
 def _pairs(label: int | Sequence[float], outputs: Sequence[float]) -> list[str]:
-    """Targets and predictions in turn."""
+    """Targets and predictions, alternating."""
     assert not isinstance(label, int)
     pairs = zip(label, outputs, strict=True)
-    return [
-        text for target, summary in pairs for text in ("" if target != target else f"{target:.6g}", f"{summary:.6g}")
-    ]
+    return [text for target, output in pairs for text in ("" if target != target else f"{target:.6g}", f"{output:.6g}")]

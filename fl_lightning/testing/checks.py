@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fl_lightning.executors import SequentialExecutor
 from fl_lightning.round.disclosure import describes, what_leaves
+from fl_lightning.strategies import Pooled
 from fl_lightning.testing.comparison import assert_same, attributes, learns
 from fl_lightning.testing.runs import FAILING, NUM_CLIENTS, NUM_ROUNDS, StrategyRun, StrategyRuns, rows_of
 
@@ -41,7 +42,7 @@ def check_settings_stay_as_given(runs: StrategyRuns) -> None:
         )
 
 
-def check_figures_are_finite_and_models_trained(runs: StrategyRuns) -> None:
+def check_metrics_are_finite_and_models_trained(runs: StrategyRuns) -> None:
     """All metrics are finite, and the parameters that the stages train have moved."""
     run = runs.sequential
     for row in run.history:
@@ -114,13 +115,13 @@ def check_state_replaces_a_later_one(runs: StrategyRuns) -> None:
 
 
 def check_resume_is_exact(runs: StrategyRuns) -> None:
-    """A run that goes on from the checkpoint of any round comes to the same, in every round that follows."""
+    """A run that is resumed from the checkpoint of any round gives the same results in all later rounds."""
     resumed_after = [(runs.sequential, SequentialExecutor(), r) for r in range(1, NUM_ROUNDS)]
     for run, executor, num_rounds in (*resumed_after, (runs.stacked, None, NUM_ROUNDS // 2)):
         with torch.random.fork_rng([]):
             resumed = runs.run(executor, participation=runs.busy(), resumed=run.seen.checkpoints[num_rounds])
         advice = (
-            f"a run that goes on after round {num_rounds} differs: name in server_state what lives on between rounds"
+            f"a run that is resumed after round {num_rounds} differs: name in server_state what lives on between rounds"
         )
         sent = [seen for seen in run.seen.stages if seen.round_idx >= num_rounds]
         for again, before in zip(resumed.seen.stages, sent, strict=True):
@@ -145,12 +146,14 @@ def check_same_seed_gives_the_same(runs: StrategyRuns) -> None:
 
 
 def check_failing_client_is_left_out(runs: StrategyRuns) -> None:
-    """Where a client fails, all others and the server are what they are where it is not asked."""
+    """If a client fails, all others and the server are as if it had not taken part."""
+    if isinstance(runs.strategy, Pooled):  # pooled data cannot leave out a client
+        return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a client failed
         failing, without = runs.failing(), runs.without()
     others = [client for client in range(NUM_CLIENTS) if client != FAILING]
-    advice = "aggregate must take in the clients of `upload` alone, which lacks those that failed, and weight these"
+    advice = "aggregate must use only the clients of `upload`, which lacks those that failed, and weight these"
     states = [run.trainer.run.executor.state() for run in (failing, without)]
     for part in ("parameters", "extras"):
         result, expected = (rows_of(dict(getattr(state, part)), others) for state in states)
@@ -160,7 +163,7 @@ def check_failing_client_is_left_out(runs: StrategyRuns) -> None:
 
 
 def check_uploads_are_as_declared(runs: StrategyRuns) -> None:
-    """What arrives is what the stages name, a detached row of its own for each client, ascending."""
+    """Uploads have what the stages declare, with a detached row for each client, ascending."""
     for seen in (*runs.sequential.seen.stages, *runs.stacked.seen.stages):
         upload, stage = seen.upload, seen.stage
         expected = ("flat",) if stage.flat else stage.upload
@@ -200,7 +203,7 @@ def check_communication_is_described(runs: StrategyRuns) -> None:
             assert is_count == [True] * len(seen.upload.clients), f"{wanted}, got {list(seen.peer_bytes)}"
 
 
-def check_figures_of_the_server_are_named(runs: StrategyRuns) -> None:
+def check_server_metrics_are_named(runs: StrategyRuns) -> None:
     """What ``metrics`` returns are numbers under ``server/...``, and says in a docstring what they are."""
     for run in (runs.sequential, runs.everyone):
         for name, value in run.strategy.metrics().items():
@@ -246,7 +249,7 @@ def check_checkpoint_scores_as_reported(runs: StrategyRuns) -> None:
         assert abs(float(torch.stack(right).mean()) - run.result["test/acc"]) < 1e-6, "predictions are of other models"
 
 
-def check_new_clients_do_not_train_the_server(runs: StrategyRuns) -> None:
+def check_unseen_clients_do_not_train_the_server(runs: StrategyRuns) -> None:
     """Clients that join at the end get models of their own; neither the other clients nor the server change."""
     for run in (runs.sequential, runs.stacked):
         new, old = run.trainer.run.unseen_clients, run.trainer.run.training_clients
@@ -260,7 +263,7 @@ def check_new_clients_do_not_train_the_server(runs: StrategyRuns) -> None:
         server = run.strategy.state_dict()
         for name, part in best["strategy"].items():
             if learns(getattr(run.strategy, name, None)):
-                assert_same(server[name], part, advice=f"{name} was trained when unseen clients joined: see admit")
+                assert_same(server[name], part, advice=f"{name} was trained when unseen clients joined: see onboard")
             else:
                 only_rows_of(new, server[name], part, name)
 
@@ -280,7 +283,7 @@ def only_rows_of(new: tuple[int, ...], now: Any, then: Any, path: str) -> None:
 #: All checks, those that most others rest on first.
 CHECKS: tuple[Check, ...] = (
     check_settings_stay_as_given,
-    check_figures_are_finite_and_models_trained,
+    check_metrics_are_finite_and_models_trained,
     check_executors_agree,
     check_server_state_is_complete,
     check_state_replaces_a_later_one,
@@ -290,11 +293,11 @@ CHECKS: tuple[Check, ...] = (
     check_uploads_are_as_declared,
     check_payloads_are_not_written_to,
     check_communication_is_described,
-    check_figures_of_the_server_are_named,
+    check_server_metrics_are_named,
     check_main_evaluation_is_of_the_models_for_the_clients,
     check_evaluation_changes_nothing,
     check_checkpoint_scores_as_reported,
-    check_new_clients_do_not_train_the_server,
+    check_unseen_clients_do_not_train_the_server,
 )
 
 
@@ -321,7 +324,7 @@ def load(runs: StrategyRuns, run: StrategyRun, state: Mapping[str, Any]) -> Any:
 
 
 def memory_of(state: Any) -> set[int]:
-    """Where the tensors of a state lie."""
+    """Memory addresses of the tensors of a state."""
     if isinstance(state, Tensor):
         return {state.untyped_storage().data_ptr()} if state.numel() else set()
     parts = state.values() if isinstance(state, Mapping) else state if isinstance(state, list | tuple) else ()

@@ -30,9 +30,9 @@ def differences(actual: Any, expected: Any, *, tolerance: float = 0.0) -> list[s
     """Where two nested states differ, a line each; ``nan`` equals itself.
 
     Args:
-        actual: Nested mappings, lists and tuples of tensors, numbers and whatever can be compared.
-        expected: Likewise.
-        tolerance: Relative and absolute, of tensors and floats; 0 for equality.
+        actual: Nested mappings, lists and tuples of tensors, numbers and anything else that can be compared.
+        expected: The expected state, of the same kinds.
+        tolerance: Relative and absolute tolerance for tensors and floats; 0 for equality.
     """
     result, wanted = (
         {path: leaf for path, leaf in flattened(state).items() if not _OF_THE_RUN.search(path)}
@@ -59,10 +59,10 @@ def assert_same(actual: Any, expected: Any, *, tolerance: float = 0.0, advice: s
     """Refuse nested states that differ (:func:`differences`).
 
     Args:
-        actual: What was found.
-        expected: What should have been.
-        tolerance: Relative and absolute; 0 for equality.
-        advice: Goes before the differences.
+        actual: The actual state.
+        expected: The expected state.
+        tolerance: Relative and absolute tolerance; 0 for equality.
+        advice: Text before the differences in the message.
 
     Raises:
         AssertionError: They differ; the first of the leaves that do are named.
@@ -75,7 +75,7 @@ def assert_same(actual: Any, expected: Any, *, tolerance: float = 0.0, advice: s
 def attributes(strategy: ServerState) -> dict[str, Any]:
     """Copies of the public attributes that could be state: of tensors, numbers, modules, ... and not of functions.
 
-    An attribute whose name begins with an underscore holds what can be made anew from the others.
+    An attribute whose name begins with an underscore is derived from the others.
     """
     result = {}
     for name, value in vars(strategy).items():

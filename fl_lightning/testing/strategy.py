@@ -1,4 +1,4 @@
-"""The contract of all strategies, for one that somebody has written: as scikit-learn's ``check_estimator``."""
+"""The contract of all strategies, for your own: similar to scikit-learn's ``check_estimator``."""
 
 import tempfile
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ def check_strategy(
     data: Any = None,
     checks: Sequence[Check] = CHECKS,
 ) -> None:
-    """Check that a strategy keeps what every strategy must keep.
+    """Check that a strategy fulfills the contract of all strategies.
 
     It is run for a few rounds on federations of five small clients: on graphs, and on examples unless it needs graphs.
     Both executors must come to the same, a resume must be exact after every round, the seed alone must decide, a client

@@ -89,7 +89,7 @@ def test_there_is_a_weight_for_each_edge() -> None:
 
 
 def test_all_clients_have_weights_or_none() -> None:
-    with pytest.raises(ValueError, match="1 of 2 clients have weights of edges"):
+    with pytest.raises(ValueError, match="1 of 2 clients have edge weights"):
         batch_of(directed_graph(), directed_graph(weighted=True))
 
 

@@ -444,7 +444,7 @@ def test_resuming_with_architectures_is_exact(make_trainer, assert_same, tmp_pat
 
 
 def test_most_strategies_need_clients_that_are_alike(make_trainer) -> None:
-    with pytest.raises(ValueError, match=r"model\.net lists 2 nets, but FedAvg needs clients that are alike"):
+    with pytest.raises(ValueError, match=r"model\.net lists 2 nets, but FedAvg needs the same net for all clients"):
         make_trainer().fit(ClientModule([Affine, Wide]), FederatedDataModule(Clouds()), FedAvg())
     with pytest.raises(ValueError, match=r"model\.net is an empty list"):
         ClientModule([])
@@ -452,5 +452,5 @@ def test_most_strategies_need_clients_that_are_alike(make_trainer) -> None:
 
 @pytest.mark.parametrize("kind", [FedAux, FedPub, FedSheafHN])
 def test_some_strategies_need_graphs(kind, make_trainer) -> None:
-    with pytest.raises(ValueError, match=f"{kind.__name__} is for clients that hold graphs, but these hold examples"):
+    with pytest.raises(ValueError, match=f"{kind.__name__} is for clients with graphs, but these have independent"):
         make_trainer().fit(ClientModule(Affine), FederatedDataModule(Clouds()), kind())

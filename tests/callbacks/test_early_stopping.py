@@ -70,7 +70,7 @@ def test_a_new_fit_begins_anew(make_trainer: Any, make_model: Any, federation: A
 
 def test_unknown_metric_is_refused_with_those_there_are(make_trainer: Any, make_model: Any, federation: Any) -> None:
     trainer = make_trainer(callbacks=EarlyStopping("val/accuracy"))
-    with pytest.raises(WrongSetting, match=r"'val/accuracy', and nothing says .*, as of acc, .*mode to max or min"):
+    with pytest.raises(WrongSetting, match=r"'val/accuracy', and it is unknown .*known: acc, .*mode to max or min"):
         trainer.fit(make_model(), federation, FedAvg())
     trainer = make_trainer(callbacks=EarlyStopping("val/accuracy", mode="max"))
     with pytest.raises(ValueError, match=r"'val/accuracy', which is not among .*val/acc, "):

@@ -146,7 +146,7 @@ def test_a_resumed_run_keeps_what_an_unbroken_one_does(
     (whole_state, whole), (parts_state, parts) = states
     assert whole_state["best"] is not None
     assert_same({"best": parts_state["best"]}, {"best": whole_state["best"]})
-    assert whole.chosen == parts.chosen
+    assert whole.best == parts.best
     assert [each.values for each in whole.snapshots[:1]] == [each.values for each in parts.snapshots[:1]]
     assert parts.timing is not None
     assert (parts.timing.first_round, parts.timing.num_rounds) == (2, 2)

@@ -139,7 +139,7 @@ def test_a_run_without_loggers_and_of_one_round(federation, make_model, make_tra
 @pytest.mark.parametrize("algorithm", [Local(), FedAvg(), FedPub()], ids=lambda value: type(value).__name__)
 def test_a_strategy_without_a_graph_is_refused(algorithm, federation, make_model, make_trainer) -> None:
     trainer = make_trainer(callbacks=TopologyLogger())
-    with pytest.raises(ValueError, match=rf"TopologyLogger: {type(algorithm).__name__} joins its clients by no graph"):
+    with pytest.raises(ValueError, match=rf"TopologyLogger: {type(algorithm).__name__} has no graph of its clients"):
         trainer.fit(make_model(algorithm), federation, algorithm)
     assert trainer.run.round_idx == 0
 

@@ -18,7 +18,7 @@ from fl_lightning import ClientModule, FederatedDataModule, Participation
 from fl_lightning.data import Examples, ExampleSource
 from fl_lightning.models import GCN, MLP, GraphSAGE, NormalizedGCN
 from fl_lightning.relations import Complete, Ring
-from fl_lightning.strategies import FedTAD, Oracle, Strategy
+from fl_lightning.strategies import FedTAD, Oracle, Pooled, Strategy
 from fl_lightning.strategies.mixing import aggregation
 
 #: Nets that have running statistics.
@@ -93,6 +93,8 @@ def drawn_settings(kind: type[Strategy], draw: random.Random) -> dict[str, Any]:
         kind(**settings)
     except ValueError:
         return drawn_settings(kind, draw)
+    if kind is Pooled:  # examples have no whole graph
+        settings.pop("graph", None)
     if kind is FedTAD and isinstance(settings.get("aggregation"), aggregation.Krum):
         del settings["aggregation"]  # the student would begin as one of the teachers, at the kink of its distance to it
     return settings

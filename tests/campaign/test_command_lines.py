@@ -86,7 +86,8 @@ def same(given: Any, found: Any) -> bool:
     if isinstance(given, bool) or isinstance(found, bool):
         return given is found
     if isinstance(given, int | float) and isinstance(found, int | float):
-        return given == found or (math.isnan(given) and math.isnan(found))
+        both_nan = math.isnan(given) and math.isnan(found)
+        return given == found or both_nan or (isinstance(found, float) and float(given) == found)
     if isinstance(given, str) and isinstance(found, str):
         return given == found or found.endswith(f".{given}")
     return bool(given == found)

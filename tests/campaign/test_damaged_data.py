@@ -298,7 +298,7 @@ def test_partition_cache(tmp_path: Path):
     expected = load()
     (path,) = (tmp_path / "partitions").iterdir()
     whole = path.read_bytes()
-    num_made_anew = 0
+    num_regenerated = 0
     for version in damaged(whole, seed=0):
         path.write_bytes(version)
         with warnings.catch_warnings(record=True) as caught:
@@ -306,5 +306,5 @@ def test_partition_cache(tmp_path: Path):
             survived = load() == expected  # of the archive's padding, not every byte matters
         Record().count("damaged partition caches", survived=survived)
         assert survived
-        num_made_anew += any(f"{path} is damaged and is made anew" in str(warning.message) for warning in caught)
-    assert num_made_anew > NUM_PLACES
+        num_regenerated += any(f"{path} is damaged and is regenerated" in str(warning.message) for warning in caught)
+    assert num_regenerated > NUM_PLACES

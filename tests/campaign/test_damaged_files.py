@@ -82,7 +82,7 @@ def test_a_damaged_last_gives_way_to_the_one_before(seed: int, record: Record) -
             shutil.copytree("sound", "runs")
             (folder / LAST).write_bytes(version)
             ending = call([*words, "--ckpt_path=last"])
-            warned = "it is damaged or no checkpoint" in ending.said and "; going on from " in ending.said
+            warned = "it is damaged or not a checkpoint" in ending.said and "; continuing from " in ending.said
             survived = ending.code == 0 and warned and checkpoint.read(folder / LAST)["round"] == 2
             record.count("damaged last.ckpt beside a sound checkpoint", survived=survived)
             assert survived, f"seed {seed}: {ending}"

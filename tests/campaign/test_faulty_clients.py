@@ -36,7 +36,7 @@ from fl_lightning.data import GivenPartitioner, PlantedCommunities
 from fl_lightning.executors import Executor, StageRequest
 from fl_lightning.relations import Ring
 from fl_lightning.round.metrics import summarize
-from fl_lightning.strategies import Local, Oracle, Strategy
+from fl_lightning.strategies import Local, Oracle, Pooled, Strategy
 from fl_lightning.strategies.mixing.aggregation import CoordinateMedian
 
 NUM_CLIENTS, NUM_FAULTY, NUM_ATTACKING, NUM_ROUNDS = 10, 4, 2, 8
@@ -150,7 +150,7 @@ class Absent(Participation):
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 FAULTS = ("raises", "hangs", "diverges", "sends nan", "sends infinity", "sends huge values", "does not respond")
-TALKING = [kind for kind in STRATEGIES if kind is not Local]  # whose clients send something that can be wrong
+TALKING = [kind for kind in STRATEGIES if kind not in (Local, Pooled)]  # whose clients send something that can be wrong
 EXECUTORS = ("sequential", "stacked")
 CASES = [
     *((kind, executor, fault) for kind in TALKING for executor in EXECUTORS for fault in FAULTS),
@@ -289,7 +289,7 @@ def test_the_others_learn_beside_faulty_clients(seed, record, data, make_model, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", STRATEGIES, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [*TALKING, Local], ids=lambda kind: kind.__name__)
 def test_the_others_learn_beside_every_kind_of_faulty_client(
     seed, record, data, make_model, make_trainer, alone, kind: type[Strategy]
 ) -> None:

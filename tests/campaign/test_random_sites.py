@@ -11,11 +11,12 @@ from campaign.record import Record
 from saving import SavesAfter
 from sites import BadChannel, assert_same_clients, make_sites, server_of
 
-from fl_lightning import Callback, SequentialExecutor
+from fl_lightning import Callback, ClientModule, SequentialExecutor
 from fl_lightning.callbacks import EarlyStopping, FederatedCheckpoint
 from fl_lightning.relations import Ring
 from fl_lightning.remote import LoopbackChannel, federate
 from fl_lightning.strategies import Strategy
+from fl_lightning.tasks import Drawing
 
 NUM_DRAWS, NUM_ROUNDS = 2, 4
 
@@ -45,8 +46,13 @@ def test_random_settings_at_sites(
         callbacks = [EarlyStopping(patience=1)] if stops_early else []
         return make_trainer(executor=executor, participation=drawn.participation(), callbacks=callbacks, **drawn.given)
 
+    def at_site() -> tuple[ClientModule, Strategy]:
+        client = drawn.model()
+        client.take_task(data.task)
+        return client, drawn.strategy()
+
     def fit_at_sites(ckpt_path: Path | None, *callbacks: Callback) -> tuple[Any, Any, Any]:
-        sites = make_sites(data.clients, tmp_path / "sites", lambda: (drawn.model(), drawn.strategy()), **drawn.batches)
+        sites = make_sites(data.clients, tmp_path / "sites", at_site, drawing=Drawing(**drawn.batches))
         remote, strategy = trainer(), drawn.strategy()
         remote.callbacks += callbacks
         there = federate(remote, channel(sites), strategy, relation_graph=Ring(), num_outputs=data.registry.num_outputs)

@@ -47,7 +47,7 @@ def test_full_disks(seed: int, record: Record) -> None:
 
 
 def ascii_terminals(number: int, seed: int) -> Iterator[tuple[str, bool]]:
-    """Runs with names and words that an ASCII terminal does not have come to their end."""
+    """Runs with names and words that an ASCII terminal does not have come to their end, or are refused in one line."""
     for trial in range(number):
         draw = random.Random(f"{seed} ascii {trial}")
         name = draw.choice(NAMES)
@@ -56,7 +56,8 @@ def ascii_terminals(number: int, seed: int) -> Iterator[tuple[str, bool]]:
         with empty_folder() as folder, mock.patch.object(sys, "__stdout__", terminal):
             write(config, folder / "small.yaml")
             ending = call(["fit", "--config=small.yaml"], seconds=60, terminal=terminal)
-        yield f"{name}, {terminal.encoding}: {ending.crash or ending.said}", not ending.crash and ending.code == 0
+        fine = ending.code == 0 or ending.is_one_line  # what Oracle needs, for one, is not in every draw
+        yield f"{name}, {terminal.encoding}: {ending.crash or ending.said}", not ending.crash and fine
 
 
 def test_ascii_terminals(seed: int, record: Record) -> None:

@@ -106,7 +106,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--config=missing.yaml"], "missing.yaml"),
         (["--ckpt_path=missing.ckpt"], "missing.ckpt does not exist"),
         (["--ckpt_path=best"], "there is no best.ckpt"),
-        (["--trainer.monitor=test/acc"], "trainer.monitor is 'test/acc', which is no validation metric"),
+        (["--trainer.monitor=test/acc"], "trainer.monitor is 'test/acc', which is not a validation metric"),
         (["--ckpt_path=folder"], "checkpoint folder is no file: give the path of a .ckpt file"),
         (["--ckpt_path=text"], "checkpoint text cannot be read"),
         ([f"--ckpt_path={'x' * 300}"], "does not exist: give the path of a .ckpt file"),
@@ -140,15 +140,15 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--trainer.accelerator=nothing"], "trainer.accelerator 'nothing'"),
         (["--trainer.strategy=deepspeed"], "trainer.strategy 'deepspeed'"),
         (["--trainer.run_name=../elsewhere"], "trainer.run_name is '../elsewhere': give the name of a folder"),
-        ([f"--trainer.run_name={'x' * 300}"], "File name too long; make room there, or set trainer.default_root_dir"),
-        (["--trainer.default_root_dir=text"], "Not a directory; make room there, or set trainer.default_root_dir"),
-        (["--config=binary"], "--config binary is no text"),
-        (["--config=empty"], "--config empty holds no settings"),
+        ([f"--trainer.run_name={'x' * 300}"], "File name too long; free space there, or set trainer.default_root_dir"),
+        (["--trainer.default_root_dir=text"], "Not a directory; free space there, or set trainer.default_root_dir"),
+        (["--config=binary"], "--config binary is not UTF-8 text"),
+        (["--config=empty"], "--config empty has no settings"),
         (["--config=folder"], "--config folder cannot be read (Is a directory)"),
-        (["--config=unbalanced"], "--config unbalanced is no YAML"),
+        (["--config=unbalanced"], "--config unbalanced is not YAML"),
         (
             ["--config=twice"],
-            "--config twice is no YAML: num_rounds stands twice, in lines 2 and 4: take one of them out",
+            "--config twice is not YAML: num_rounds stands twice, in lines 2 and 4: remove one of them",
         ),
         ([f"--config={'x' * 300}"], "cannot be read (File name too long)"),
     ],
@@ -176,7 +176,7 @@ PLAIN = [*SMALL[:4], "--strategy=FedAvg"]
     [
         (
             ["--model.net=fl_lightning.models.CNN"],
-            "model.net, for inputs of 32 and 5 outputs: in_features=32 is no shape",
+            "model.net, for inputs of 32 and 5 outputs: in_features=32 is not the shape",
         ),
         (["--model.net=fl_lightning.models.Twin"], "model.net, for inputs of 32 and 5 outputs: TypeError"),
     ],
@@ -190,7 +190,7 @@ def test_models_that_do_not_fit_the_data(
 
 def test_early_stopping_by_what_is_no_metric(capsys: pytest.CaptureFixture[str]) -> None:
     message = refused(capsys, "fit", *SMALL, "--trainer.callbacks=EarlyStopping", "--trainer.callbacks.monitor=foo")
-    assert "EarlyStopping.monitor is 'foo', and nothing says whether more or less of it is better" in message
+    assert "EarlyStopping.monitor is 'foo', and it is unknown whether more or less of it is better" in message
 
 
 def test_more_processes_than_cores_by_name_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +225,7 @@ def test_a_full_disk_ends_with_one_line_and_leaves_the_older_checkpoint(
     assert stop.value.code == 1
     message = capsys.readouterr().err.splitlines()[-1]
     assert re.search(r"error: (last|best)\.ckpt of [\d,]+ bytes cannot be written into /.*/checkpoints, where", message)
-    assert "No space left on device; make room there" in message
+    assert "No space left on device; free space there" in message
     assert (folder / "checkpoints/last.ckpt").read_bytes() == before
     assert json.loads((folder / "result.json").read_text())["status"] == "failed"
     assert not list(folder.glob("checkpoints/.*"))

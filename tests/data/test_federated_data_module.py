@@ -188,7 +188,7 @@ def test_damaged_cache_is_made_anew(tmp_path: Path, damage: bytes | None):
     path = records(tmp_path)[0]
     path.write_bytes(path.read_bytes()[:500] if damage is None else damage)
     again = module(tmp_path)
-    with pytest.warns(UserWarning, match="is damaged and is made anew"):
+    with pytest.warns(UserWarning, match="is damaged and is regenerated"):
         again.setup()
     assert again.partition_hash == first.partition_hash
     module(tmp_path).setup()  # warns no more
@@ -217,7 +217,9 @@ def test_concurrent_preparation(tmp_path: Path):
 
 def test_unwritable_cache(tmp_path: Path):
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=r"cache_dir=.* cannot be written .*Set FL_CACHE_DIR or data.cache_dir"):
+    with pytest.raises(
+        ValueError, match=r"cache_dir=.* is not a folder that can be written .*Set FL_CACHE_DIR or data.cache_dir"
+    ):
         module(tmp_path / "file").setup()
 
 
@@ -359,7 +361,7 @@ def test_node_names_are_a_text_for_each_node(tmp_path: Path, names: object):
     raw = two_countries()
     raw.node_names = names
     source = FileSource(saved(tmp_path / "graph.pt", raw))
-    with pytest.raises(ValueError, match=r"graph.pt'\): node_names must be a list of a text for each of the 7 nodes"):
+    with pytest.raises(ValueError, match=r"graph.pt'\): node_names must be a list with a string for each of the 7"):
         module(tmp_path, source=source, partitioner=RandomPartitioner(1)).setup()
 
 
@@ -375,7 +377,7 @@ def test_unsound_graphs_are_refused_by_name_before_partitioning(tmp_path: Path, 
 def test_unsound_examples_are_refused_by_name(tmp_path: Path):
     save(tmp_path, "school/school", X=np.array([[1.0], [np.nan]]), y=np.ones(2), task=np.zeros(2))
     data = FederatedDataModule(School(), root=str(tmp_path), cache_dir=str(tmp_path))
-    with pytest.raises(ValueError, match=r"^School: .*school.npz: `X`\[1, 0\] is nan, which is no finite float32"):
+    with pytest.raises(ValueError, match=r"^School: .*school.npz: `X`\[1, 0\] is nan, which is not a finite float32"):
         data.setup()
 
 
@@ -391,7 +393,7 @@ def test_classes_are_called_as_the_graph_or_the_source_says(tmp_path: Path) -> N
     wrong = FederatedDataModule(
         FileSource(saved(tmp_path / "other.pt", raw)), MetisPartitioner(2), cache_dir=str(tmp_path)
     )
-    with pytest.raises(ValueError, match="class_names must be a list of a text for each of the"):
+    with pytest.raises(ValueError, match="class_names must be a list with a string for each of the"):
         wrong.setup()
     assert PlanetoidSource("Cora").class_names[0] == "theory"
     assert PlanetoidSource("PubMed").class_names is None

@@ -107,7 +107,7 @@ def changed_features(row: int, column: int, value: float) -> torch.Tensor:
             {"y": torch.tensor([0, 1, 10**6, 0, 1])},
             "G: the label of node 2 is 1000000, but only 3 different .*return_inv",
         ),
-        ({"y": torch.tensor([0, 1, float("inf"), 0, 1])}, "G: the label of node 2 is inf; labels are whole numbers"),
+        ({"y": torch.tensor([0, 1, float("inf"), 0, 1])}, "G: the label of node 2 is inf; labels are integers"),
         ({"y": torch.tensor([0.0, 0.5, 1, 0, 1]), "task": "classes"}, "G: the label of node 1 is 0.5"),
         ({"y": torch.tensor([0.0, 2.0, 1, 0, 1]), "task": "labels"}, "G: the targets y are .* not classes .* labels"),
         ({"task": "counting"}, "G: task is 'counting'; it says what y holds: classes, labels or numbers"),

@@ -148,7 +148,7 @@ def test_folders_that_are_files_or_have_too_long_names(tmp_path: Path):
     (tmp_path / "file").touch()
     for setting, message in (("root", "data.root"), ("cache_dir", "cache_dir")):
         for path, problem in (("file", "it is a file"), ("file/below", "Not a directory"), ("x" * 300, "too long")):
-            with pytest.raises(ValueError, match=rf"{message}=.* is no folder .*{problem}.*Set FL_"):
+            with pytest.raises(ValueError, match=rf"{message}=.* is not a folder .*{problem}.*Set FL_"):
                 FederatedDataModule(FL60(), **{setting: str(tmp_path / path)})  # type: ignore[arg-type]
 
 
@@ -181,7 +181,9 @@ def test_classes_that_are_no_data_sets(dataset: str, tmp_path: Path):
 
 def test_parts_of_another_kind():
     for settings in ({"splitter": MetisPartitioner(2)}, {"relation_graph": GlobalSplit()}):
-        with pytest.raises(ValueError, match=r"data\.(splitter|relation_graph) is .* which is no (Splitter|Topology)"):
+        with pytest.raises(
+            ValueError, match=r"data\.(splitter|relation_graph) is .* which is not a (Splitter|Topology)"
+        ):
             FederatedDataModule(FL60(), **settings)  # type: ignore[arg-type]
 
 

@@ -248,11 +248,14 @@ class OfLightning(lightning.pytorch.LightningModule):
 @pytest.mark.parametrize(
     ("client", "message"),
     [
-        (ClientModule, r"^client is ClientModule, which is no ClientModule: it is a class, .* client=ClientModule\(\)"),
-        (OfLightning(), "client is OfLightning, which is no ClientModule: derive it from fl_lightning"),
-        (OfLightning, "client is OfLightning, which is no ClientModule: derive it"),
-        (nn.Linear(1, 1), "client is Linear, which is no ClientModule: it is a net, give client="),
-        (3, "client is int, which is no ClientModule: give client="),
+        (
+            ClientModule,
+            r"^client is ClientModule, which is not a ClientModule: it is a class, .* client=ClientModule\(\)",
+        ),
+        (OfLightning(), "client is OfLightning, which is not a ClientModule: derive it from fl_lightning"),
+        (OfLightning, "client is OfLightning, which is not a ClientModule: derive it"),
+        (nn.Linear(1, 1), "client is Linear, which is not a ClientModule: it is a net, give client="),
+        (3, "client is int, which is not a ClientModule: give client="),
     ],
     ids=["class", "LightningModule", "class of one", "net", "number"],
 )

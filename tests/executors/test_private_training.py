@@ -241,7 +241,7 @@ def test_strategies_that_tell_more_than_gradients_are_refused(strategy, message,
 def test_graphs_are_refused(make_trainer, federation, make_model) -> None:
     client = make_model()
     client.privacy = privately()
-    with pytest.raises(ValueError, match="independent examples, but these hold graphs: a node enters"):
+    with pytest.raises(ValueError, match="independent examples, but these have graphs: a node enters"):
         make_trainer(num_rounds=1).fit(client, federation, FedAvg())
 
 

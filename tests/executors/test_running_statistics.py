@@ -179,8 +179,8 @@ def test_pytorchs_layers_are_run_one_client_after_another(fit, assert_same) -> N
 @pytest.mark.parametrize(
     ("strategy", "shared", "net", "message"),
     [
-        (APFL(), False, None, "APFL computes with models whose running statistics nobody keeps"),
-        (FedTAD(), False, None, "FedTAD computes with models whose running statistics nobody keeps"),
+        (APFL(), False, None, "APFL computes with models that have no running statistics"),
+        (FedTAD(), False, None, "FedTAD computes with models that have no running statistics"),
         (
             FedDyn(),
             True,

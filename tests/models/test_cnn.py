@@ -137,8 +137,8 @@ def test_executors_agree(make_trainer, assert_same) -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (functools.partial(CNN, 5, 3), "in_features=5 is no shape of an image.*give CNN"),
-        (functools.partial(CNN, (28, 28), 3), "is no shape of an image"),
+        (functools.partial(CNN, 5, 3), "in_features=5 is not the shape of an image.*give CNN"),
+        (functools.partial(CNN, (28, 28), 3), "is not the shape of an image"),
         (functools.partial(CNN, (1, 8, 8), 3), r"kernel_size=3 with filters=\(32, 64\) is impossible.*Set a smaller"),
         (functools.partial(CNN, (1, 28, 28), 3, filters=()), r"filters=\(\) is impossible: give"),
         (functools.partial(CNN, (1, 28, 28), 3, filters=(4, 0)), "filters=0 is impossible: set it to"),

@@ -239,5 +239,5 @@ def test_padding_has_no_weight(graphs) -> None:
 
 
 def test_a_batch_of_several_clients_has_no_single_form(graphs) -> None:
-    with pytest.raises(ValueError, match="this one holds 2"):
+    with pytest.raises(ValueError, match="this one has 2"):
         single(collator(graphs)([0, 1]))

@@ -113,8 +113,8 @@ def test_executors_agree(make_trainer, assert_same) -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (functools.partial(GRUForecaster, 5, 3), "in_features=5 is no shape of a sequence.*give GRUForecaster"),
-        (functools.partial(GRUForecaster, (1, 2, 3), 3), "is no shape of a sequence"),
+        (functools.partial(GRUForecaster, 5, 3), "in_features=5 is not the shape of a sequence.*give GRUForecaster"),
+        (functools.partial(GRUForecaster, (1, 2, 3), 3), "is not the shape of a sequence"),
         (functools.partial(GRUForecaster, (5, 0), 3), "features=0 is impossible: set it to"),
         (functools.partial(GRUForecaster, (5, 1), 0), "num_outputs=0 is impossible: set it to"),
         (functools.partial(GRUForecaster, (5, 1), 3, hidden_channels=0), "hidden_channels=0 is impossible"),

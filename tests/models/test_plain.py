@@ -123,7 +123,7 @@ def test_logits_alone_are_taken_from_any_net(make_trainer: Any, federation: Any)
 @pytest.mark.parametrize(
     ("net", "message"),
     [
-        (lambda f, k: object(), "it makes a object, which is no torch.nn.Module"),
+        (lambda f, k: object(), "it makes a object, which is not a torch.nn.Module"),
         (GraphSAGE, "hidden_channels"),
         (functools.partial(PyGNet, architecture="torch_geometric.nn.Sage"), "cannot be imported"),
     ],
@@ -247,10 +247,10 @@ class Shadows(TwoLayers):
         (Replaces, "Replaces replaces its buffer mean while it trains: change it in place"),
         (Counts, "Counts counts in its buffer calls while it trains"),
         (NeedsTypes, "NeedsTypes.forward needs edge_type, which clients' graphs do not have"),
-        (HasHead, "HasHead returns 5 numbers of each node where there are 3 outputs, .* called head"),
+        (HasHead, "HasHead returns 5 numbers per node, but there are 3 outputs, .* called head"),
         (Shadows, "Shadows has a part called plain_name, which is taken: rename it"),
         (GAT(7, 8, 2, 3), "GAT cannot compute on nodes of 6 features .RuntimeError: mat1 and mat2"),
-        (Pair(6, 5), "Pair returns 5 logits of each node, but there are 3 outputs"),
+        (Pair(6, 5), "Pair returns 5 logits per node, but there are 3 outputs"),
         (functools.partial(GCN, hidden_channels=8, num_layers=2, cached=True), "leave out cached=True"),
         (functools.partial(BatchNorm, momentum=None), "with momentum None: give it one"),
     ],

@@ -54,8 +54,8 @@ def test_a_server_has_no_oracle(secure, trained) -> None:
     main = dict(question.about["evaluations"])[""]
     model = {name.partition("/")[2]: p for name, p in question.tensors.items() if name.startswith("0/")}
     for count, kinds, why in (
-        (470, "", "must be a list of 0 to 64 things"),
-        (60, "", "an evaluation is asked for twice"),
+        (470, "", "must be a list of 0 to 64 items"),
+        (60, "", "an evaluation is requested twice"),
         (60, "probe{}/", "FedAvg has no evaluation 'probe0/'"),
     ):
         forged = {**question.about, "evaluations": [[kinds.format(k), main] for k in range(count)], "round_idx": 7}
@@ -80,7 +80,7 @@ def test_what_a_round_may_ask_adds_up(trained) -> None:
     more = Message(kind="evaluate", about=question.about, tensors={n: p + 1 for n, p in question.tensors.items()})
     why = Message.read(restarted.respond(more.wire)).about["why"]
     assert "policy.max_evaluations_per_round is 8" in why
-    assert "before this site was started again" in why
+    assert "before this site was restarted" in why
 
 
 def test_models_and_ways_are_the_strategys_own(trained) -> None:
@@ -141,7 +141,7 @@ def test_metrics_that_stay_at_one_site(trained, graphs, make_model, make_trainer
     ids=["off", "off in sums", "sums without secure aggregation", "noise on responses alone"],
 )
 def test_a_run_of_which_nobody_tells_metrics_is_refused(policy, secure, trained) -> None:
-    with pytest.raises(ValueError, match=r"no site tells its metrics.*policy\.metric_noise"):
+    with pytest.raises(ValueError, match=r"no site sends its metrics.*policy\.metric_noise"):
         trained(policy, secure)
 
 

@@ -48,16 +48,16 @@ def test_parameters_with_sizes_evaluations_and_counts_in_a_round_and_in_all(told
     assert "each round, stage train: all parameters but head.*; and the numbers of training examples" in said
     numbers = 6 * 8 + 8 + 8 * 8 + 8
     sizes = "convs.0.weight 6x8, convs.0.bias 8, convs.1.weight 8x8, convs.1.bias 8"
-    assert f"parameters: {numbers} numbers in a round, {4 * numbers} in all ({sizes})" in said
-    assert "evaluations: 2 models in a round, 4 in all: the result (received), trained (own)" in said
-    assert f"in all {4 * numbers} numbers of parameters; every response passes no filter" in said
+    assert f"parameters: {numbers} numbers per round, {4 * numbers} in total ({sizes})" in said
+    assert "evaluations: 2 models per round, 4 in total: the result (received), trained (own)" in said
+    assert f"{4 * numbers} parameter values in total; every response passes no filter" in said
     assert "refused" not in said
 
 
 @pytest.mark.parametrize(
     ("policy", "line"),
     [
-        ({}, "of each metric and split with at least 5 examples a sum and a count"),
+        ({}, "a sum and a count of each metric and split with at least 5 examples"),
         ({"metrics": "off"}, "their metrics stay here"),
         ({"metrics": "sums"}, "their metrics stay here"),
         ({"metric_noise": {"noise_multiplier": 2.0, "names": ["val/acc"]}}, "noisy values of val/acc"),
@@ -72,27 +72,30 @@ def test_what_is_refused_and_why(told) -> None:
     code, said = told(widened, local=["head.*"])
     assert code == 1
     assert "stage train: all parameters" in said  # what would leave is told all the same
-    assert "refused: head.weight, head.bias would leave, which policy.local keeps here" in said
+    assert "refused: head.weight, head.bias would leave, but policy.local keeps it here" in said
     code, said = told("FedAvg", strategies=["FedPer"])
-    assert (code, said) == (1, "refused: this site runs FedPer alone, not FedAvg\n")
+    assert (code, said) == (1, "refused: this site runs only FedPer, not FedAvg\n")
     code, said = told({"class_path": "FedAvg", "init_args": {"num_epochs": 7}}, max_steps_per_round=6)
     assert code == 1
-    assert "refused: stage train from round 0 on: 0 steps of round 0 are taken and 7 more asked for" in said
+    assert "refused: stage train from round 0 on: 0 steps of round 0 were taken and 7 more are requested" in said
     code, said = told("FedAvg", evaluations=["own"])
     assert code == 1
-    assert "refused: evaluations: a model that is received is to be scored, policy.evaluations lets own be" in said
+    assert (
+        "refused: evaluations: a model that is received is to be evaluated, but policy.evaluations allows only own"
+        in said
+    )
     net = {"class_path": "PyGNet", "init_args": {"architecture": "subprocess.Popen"}}
     code, said = told({"class_path": "FedAvg", "init_args": {"aggregation": net}})
     assert code == 1
-    assert "refused: strategy.aggregation: 'PyGNet' is no class that a job may name here" in said
+    assert "refused: strategy.aggregation: 'PyGNet' is not a class that a job may name here" in said
 
 
 def test_outputs_with_what_they_tell_of(told) -> None:
     _, said = told("FedProto", min_examples=3)
-    assert "output class: numbers of each class, of one with fewer than 3 examples 0" in said
+    assert "output class: numbers of each class, 0 for a class with fewer than 3 examples" in said
     _, said = told({"class_path": "Kin", "init_args": {"validate_every": 2, "common_share": 0.5}}, min_examples=3)
     assert "once, stage embed: embedding: mean of the node embeddings of one graph" in said
-    assert "a score of a model, 0 of fewer than 3 examples; counted as an evaluation" in said
+    assert "a score of a model, 0 with fewer than 3 examples; counted as an evaluation" in said
 
 
 @pytest.mark.parametrize(
@@ -100,8 +103,8 @@ def test_outputs_with_what_they_tell_of(told) -> None:
     [
         (["--job", "run.yaml", "--site", "missing.yaml"], "--site missing.yaml does not exist"),
         (["--job", "run.yaml", "--site", "fl_site.yaml", "--num_sites", "0"], "--num_sites must be at least 1"),
-        (["--job", "bad.json", "--site", "fl_site.yaml"], "the job is no JSON"),
-        (["--job", "run.yaml", "--site", "fl_site.yaml"], "fl_site.yaml names no data"),
+        (["--job", "bad.json", "--site", "fl_site.yaml"], "the job is not valid JSON"),
+        (["--job", "run.yaml", "--site", "fl_site.yaml"], "fl_site.yaml has no data"),
     ],
     ids=lambda each: each if isinstance(each, str) else None,
 )

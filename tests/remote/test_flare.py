@@ -241,7 +241,7 @@ def test_a_site_refuses_a_strategy_that_is_not_on_its_list_and_keeps_its_logs(tr
     """Logs have the text of errors, which may hold data; FLARE sends them to the server where it may."""
     outcome = run(trial, session, configuration(tmp_path, "FedProx"), "refused", tmp_path)
 
-    why = "this site runs FedAvg, FedSheafHN alone, not FedProx"
+    why = "this site runs only FedAvg, FedSheafHN, not FedProx"
     assert outcome.status == "refused"
     assert f"site-2: {why}" in outcome.message
     assert any(why in log.read_text() for log in (trial.kits / "site-2").glob("*/error_log.txt"))
@@ -318,7 +318,7 @@ def test_a_net_that_imports_what_it_is_reported_is_refused(trial, session, tmp_p
     reported, _ = outcome_of(session, job_id, tmp_path)
 
     assert reported["status"] == "refused"
-    assert "'PyGNet' is no class that a job may name here" in reported["message"]
+    assert "'PyGNet' is not a class that a job may name here" in reported["message"]
     assert not marker.exists()
 
 
@@ -367,7 +367,7 @@ def test_certificates_of_another_federation_are_refused(trial, session, tmp_path
 
 
 def test_a_site_that_does_not_come_and_kits_that_are_none(tmp_path) -> None:
-    with pytest.raises(ValueError, match="is no kit of who submits runs"), session_of(tmp_path):
+    with pytest.raises(ValueError, match="is not a submitter's kit"), session_of(tmp_path):
         pass
     kits = provision(
         tmp_path, name="alone", sites=["a"], server=SERVER, port=free_port(), admin=ADMIN, address="127.0.0.1"

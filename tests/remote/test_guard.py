@@ -72,7 +72,7 @@ def why(site: Any, message: Message) -> str:
 
 def test_a_submitter_cannot_widen_what_a_site_keeps(run) -> None:
     """FedPer with ``personal: []`` sends the head."""
-    with pytest.raises(ValueError, match=r"head\.weight, head\.bias would leave, which policy\.local keeps here"):
+    with pytest.raises(ValueError, match=r"head\.weight, head\.bias would leave, but policy\.local keeps it here"):
         run(lambda: FedPer(num_epochs=1, personal=[]), local=["head.*"])
     assert not answers(run.channel, "run")
     sent = answers(run(lambda: FedPer(num_epochs=1), local=["head.*"]), "run")
@@ -82,7 +82,7 @@ def test_a_submitter_cannot_widen_what_a_site_keeps(run) -> None:
 
 def test_only_named_parameters_leave(run) -> None:
     with pytest.raises(
-        ValueError, match=r"head\.weight, head\.bias would leave, which policy\.parameters does not let"
+        ValueError, match=r"head\.weight, head\.bias would leave, but policy\.parameters does not allow"
     ):
         run(parameters=["convs.*"])
     assert run(lambda: FedPer(num_epochs=1), parameters=["convs.*"])
@@ -98,7 +98,7 @@ def test_what_is_called_as_a_parameter_that_stays_does_not_leave_as_a_output() -
 
 def test_control_variates_of_what_stays_are_refused(run) -> None:
     """SCAFFOLD sends gradients, by the names of parameters, beside all parameters."""
-    with pytest.raises(ValueError, match=r"policy\.local keeps here"):
+    with pytest.raises(ValueError, match=r"policy\.local keeps it here"):
         run(lambda: SCAFFOLD(num_epochs=1), local=["head.bias"])
 
 
@@ -106,9 +106,9 @@ def test_control_variates_of_what_stays_are_refused(run) -> None:
 
 
 def test_outputs_leave_by_name_and_by_kind(run) -> None:
-    with pytest.raises(ValueError, match=r"class would leave, which policy\.outputs does not let out"):
+    with pytest.raises(ValueError, match=r"class would leave, but policy\.outputs does not allow it"):
         run(lambda: FedProto(num_epochs=1), outputs=["embedding"])
-    with pytest.raises(ValueError, match=r"class tells of each class, policy\.kinds lets client out"):
+    with pytest.raises(ValueError, match=r"class describes each class, but policy\.kinds allows only client"):
         run(lambda: FedProto(num_epochs=1), kinds=["client"])
     for allowed in (["class"], ["class/*"], ["cl*"]):
         SitePolicy(outputs=allowed).check_output("class", "class")
@@ -120,7 +120,7 @@ def test_rows_of_single_examples_need_a_site_that_lets_one_example_speak() -> No
     stage = Stage(name="exchange", client_outputs={"hidden": None, "shown": None}, rows=rows)
     for name in ("hidden", "shown", "shown/features"):
         assert kind_of(stage, name) == "example"
-        with pytest.raises(Refused, match="numbers of one example each"):
+        with pytest.raises(Refused, match="numbers that describe one example each"):
             SitePolicy(min_examples=2).check_output(name, kind_of(stage, name))
         SitePolicy(min_examples=1).check_output(name, kind_of(stage, name))
 
@@ -191,7 +191,7 @@ def test_outputs_by_the_million_are_refused_by_arithmetic(started, monkeypatch) 
     def asking(num_outputs: Any) -> Message:
         return dataclasses.replace(start, about={**start.about, "num_outputs": num_outputs})
 
-    assert "num_outputs must be a whole number in [1, 100000]" in why(site, asking(10**8))
+    assert "num_outputs must be an integer in [1, 100000]" in why(site, asking(10**8))
     assert "parameters, policy.max_parameters is 100000 here" in why(site, asking(10**5))
     site.policy = site.guard.policy = SitePolicy(max_outputs=99)
     assert why(site, asking(100)) == "100 outputs are asked for, policy.max_outputs is 99 here"
@@ -263,14 +263,16 @@ def test_models_to_score_are_bounded_in_a_round_whatever_the_federation(started)
             tensors={name: tensor + model for name, tensor in question.tensors.items() if int(name[0]) < count},
         )
 
-    assert "evaluations must be a list of 0 to 64 things" in why(site, asking(1, 7, 470))
-    assert "an evaluation is asked for twice" in why(site, asking(1, 7, 64))
+    assert "evaluations must be a list of 0 to 64 items" in why(site, asking(1, 7, 470))
+    assert "an evaluation is requested twice" in why(site, asking(1, 7, 64))
     assert Message.read(site.respond(asking(1, 7).wire)).kind == "response"
     site.respond(asked["start"].wire)
-    assert "2 models are scored in round 7 and 2 more asked for" in why(site, asking(2, 7))
+    assert "2 models were evaluated in round 7 and 2 more are requested" in why(site, asking(2, 7))
     assert Message.read(site.respond(asking(2, 7, 1).wire)).kind == "response"
     site.policy = site.guard.policy = SitePolicy(min_examples=1, evaluations=["own"])
-    assert "a model that is received is to be scored, policy.evaluations lets own be" in why(site, asking(1, 8))
+    assert "a model that is received is to be evaluated, but policy.evaluations allows only own" in why(
+        site, asking(1, 8)
+    )
 
 
 def test_training_before_an_evaluation_ends(three, tmp_path) -> None:
@@ -278,7 +280,7 @@ def test_training_before_an_evaluation_ends(three, tmp_path) -> None:
     guard.admit_evaluations([Evaluation(tuning=tune(60))], 0, 1, asked="a")
     guard.admit_evaluations([Evaluation(tuning=tune(60))], 0, 1, asked="a")  # again, and responded alike
     with pytest.raises(
-        Refused, match=r"60 steps of round 0 are taken and 60 more asked for, policy\.max_steps_per_rou"
+        Refused, match=r"60 steps of round 0 were taken and 60 more are requested, policy\.max_steps_per_rou"
     ):
         guard.admit_evaluations([Evaluation(tuning=tune(60))], 0, 1, asked="b")
     guard.admit_evaluations([Evaluation(tuning=tune(60))], 1, 1, asked="c")
@@ -302,10 +304,10 @@ def test_work_fraction_is_a_share(three, work_fraction, tmp_path) -> None:
 def test_rounds_that_the_job_has_not_are_refused(three, tmp_path) -> None:
     guard = Guard(OPEN, three.clients[0], SumLedger(tmp_path), num_rounds=5)
     guard.check_round(5)
-    with pytest.raises(Refused, match="round 6 is asked for, the job has 5"):
+    with pytest.raises(Refused, match="round 6 is requested, but the job has 5 rounds"):
         guard.check_round(6)
     for wrong in (-1, True, 1.0, None):
-        with pytest.raises(Refused, match="a round is a whole number"):
+        with pytest.raises(Refused, match="a round is an integer"):
             guard.check_round(wrong)
 
 

@@ -45,7 +45,7 @@ def written(path: Path, content: object) -> str:
 
 
 def test_a_site_without_data_of_its_own_takes_part_in_nothing(job, tmp_path) -> None:
-    with pytest.raises(ValueError, match=r"missing\.yaml names no data: write what the site holds below data"):
+    with pytest.raises(ValueError, match=r"missing\.yaml has no data: add a section data with what the site holds"):
         open_site(job, tmp_path / "missing.yaml", tmp_path / "site", "site-1")
     assert not (tmp_path / "site").exists()
 
@@ -74,12 +74,12 @@ def test_a_job_is_refused_before_anything_is_built(data, tmp_path, monkeypatch) 
     site_file = Path(written(tmp_path / "site.yaml", {"data": data, "policy": {"strategies": ["FedPer"]}}))
     net = {"class_path": "PyGNet", "init_args": {"architecture": "subprocess.Popen", "arguments": {"shell": True}}}
     evil, _ = job_of({**RUN, "model": {"class_path": "ClientModule", "init_args": {"net": net}}}, name="w", sites=["a"])
-    with pytest.raises(NotAJob, match="'PyGNet' is no class that a job may name here"):
+    with pytest.raises(NotAJob, match="'PyGNet' is not a class that a job may name here"):
         open_site(evil, site_file, tmp_path / "site")
-    with pytest.raises(NotAJob, match="'PyGNet' is no class that a job may name here"):
+    with pytest.raises(NotAJob, match="'PyGNet' is not a class that a job may name here"):
         open_server(evil, tmp_path / "server.yaml", tmp_path / "runs", tmp_path / "work")
     fine, _ = job_of(RUN, name="w", sites=["a"])
-    with pytest.raises(Refused, match="this site runs FedPer alone, not FedAvg"):
+    with pytest.raises(Refused, match="this site runs only FedPer, not FedAvg"):
         open_site(fine, site_file, tmp_path / "site")
     with pytest.raises(Refused, match=r"100000000 outputs are asked for, policy\.max_outputs is 100000 here"):
         open_server(
@@ -96,7 +96,7 @@ def test_a_job_is_refused_before_anything_is_built(data, tmp_path, monkeypatch) 
 
 def test_a_site_that_updates_under_secure_aggregation_alone_builds_nothing_else(job, data, tmp_path) -> None:
     site_file = Path(written(tmp_path / "site.yaml", {"data": data, "policy": {"secure_only": True}}))
-    with pytest.raises(Refused, match="this site responds under secure aggregation alone"):
+    with pytest.raises(Refused, match="this site responds only under secure aggregation"):
         open_site(job, site_file, tmp_path / "site")
     assert open_site(dataclasses.replace(job, secure=True), site_file, tmp_path / "site").policy.secure_only
 
@@ -159,7 +159,7 @@ def test_what_a_sites_file_may_not_say(job, data, tmp_path) -> None:
     for client in (True, 1.5, "ward", -1):
         with pytest.raises(ValueError, match=r"site\.yaml: client must be "):
             opened({"client": client})
-    with pytest.raises(ValueError, match=r"site\.yaml holds \['client'\]: write settings"):
+    with pytest.raises(ValueError, match=r"site\.yaml holds \['client'\]: write the settings"):
         opened(["client"])
     for key in ("data", "policy"):
         with pytest.raises(ValueError, match=rf"site\.yaml: {key} is False: write its settings below it"):
@@ -169,9 +169,9 @@ def test_what_a_sites_file_may_not_say(job, data, tmp_path) -> None:
     with pytest.raises(ValueError, match=r"site\.yaml: site\.min_examples must be at least 1, got 0"):
         opened({"policy": {"min_examples": 0}})
     (tmp_path / "site.yaml").write_text("client: [")
-    with pytest.raises(ValueError, match=r"site\.yaml is no YAML: .*line 1"):
+    with pytest.raises(ValueError, match=r"site\.yaml is not YAML: .*line 1"):
         open_site(job, tmp_path / "site.yaml", tmp_path / "site")
-    with pytest.raises(Refused, match="this site runs FedPer alone, not FedAvg"):
+    with pytest.raises(Refused, match="this site runs only FedPer, not FedAvg"):
         opened({"policy": {"strategies": ["FedPer"]}})
 
 
@@ -182,7 +182,7 @@ def test_what_a_sites_file_may_not_say(job, data, tmp_path) -> None:
         (["provision", "given.yaml"], "must have name, server, sites, admin"),
         (["provision", "given.yaml", "--port", "1"], "has no option --port"),
         (["submit", "--config", "given.yaml"], "--kit"),
-        (["submit", "--kit", "."], "--kit . is no kit of who submits runs"),
+        (["submit", "--kit", "."], "--kit . is not a submitter's kit"),
         (["sites", "--num_sites", "0"], "--num_sites must be at least 1, got 0"),
         (["sites", "--num_outputs", "0"], "--num_outputs must be at least 1, got 0"),
     ],

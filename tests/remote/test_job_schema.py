@@ -47,7 +47,7 @@ def test_every_configuration_is_a_job(path, registry) -> None:
     job, own = job_of(config, name="wards", sites=["berlin"])
     assert not own
     if path.name in WITH_DATA:
-        with pytest.raises(NotAJob, match="is no class that a job may name here"):
+        with pytest.raises(NotAJob, match="is not a class that a job may name here"):
             job.check(registry)
         return
     again = Job.read(job.write())
@@ -92,34 +92,34 @@ def _kinds(annotation: Any) -> list[Any]:
 @pytest.mark.parametrize(
     ("job", "message"),
     [
-        (with_net("PyGNet", architecture="subprocess.Popen", arguments={"shell": True}), "'PyGNet' is no class"),
-        (with_net("subprocess.Popen"), "'subprocess.Popen' is no class"),
-        (with_net("fl_lightning.models.GCN"), "'fl_lightning.models.GCN' is no class"),
+        (with_net("PyGNet", architecture="subprocess.Popen", arguments={"shell": True}), "'PyGNet' is not a class"),
+        (with_net("subprocess.Popen"), "'subprocess.Popen' is not a class"),
+        (with_net("fl_lightning.models.GCN"), "'fl_lightning.models.GCN' is not a class"),
         (a_job(model=spec("ClientModule", net="subprocess.Popen")), "the name of a class here"),
         (a_job(model="/etc/passwd"), "model is '/etc/passwd': a job gives the name of a class"),
         (a_job(model={"config": "/etc/passwd"}), "the name of a class here"),
         (a_job(strategy={"class": "FedAvg", "settings": {}, "config": "/etc/passwd"}), "the name of a class here"),
         (a_job(strategy=spec("FedAvg", config="/etc/passwd")), "FedAvg has no setting 'config'"),
-        (a_job(strategy=spec("PyGSource", dataset="os.system")), "'PyGSource' is no class"),
+        (a_job(strategy=spec("PyGSource", dataset="os.system")), "'PyGSource' is not a class"),
         (a_job(strategy=spec("FedPer", personal=["../head"])), r"personal\[0\] is '../head': a job gives a text"),
         (a_job(strategy=spec("FedPer", personal=["/etc/passwd"])), "a text of at most 64"),
         (a_job(strategy=spec("FedPer", personal=["h" * 65])), "a text of at most 64"),
         (a_job(strategy=spec("FedPer", personal=["head.*"] * 1001)), "a list of at most 1000"),
-        (a_job(strategy=spec("FedAvg", num_epochs=10**7)), "num_epochs is 10000000: a job gives a whole number"),
+        (a_job(strategy=spec("FedAvg", num_epochs=10**7)), "num_epochs is 10000000: a job gives an integer"),
         (a_job(strategy=spec("FedAvg", num_epochs=True)), "num_epochs is True"),
         (a_job(strategy=spec("FedProx", proximal_weight="1")), "proximal_weight"),
         (a_job(strategy=spec("FedAvg", weighting="votes")), "give one of examples, equal"),
-        (a_job(relation_graph=spec("EdgeListFile", path="/etc/passwd")), "'EdgeListFile' is no class"),
+        (a_job(relation_graph=spec("EdgeListFile", path="/etc/passwd")), "'EdgeListFile' is not a class"),
         (a_job(trainer={"callbacks": [spec("RunReport", against="../other")]}), "names a file, which no job does"),
-        (a_job(trainer={"callbacks": [spec("SimilarityLogger")]}), "'SimilarityLogger' is no class"),
+        (a_job(trainer={"callbacks": [spec("SimilarityLogger")]}), "'SimilarityLogger' is not a class"),
         (a_job(trainer={"default_root_dir": "/"}), "has no setting 'default_root_dir'"),
         (a_job(trainer={"executor": spec("StackedExecutor", storage_folder="/")}), "has no setting 'executor'"),
         (a_job(trainer={"logger": [spec("CSVLogger")]}), "logger"),
         (a_job(sites=[]), "sites must be a list"),
-        (a_job(sites=["a", "a"]), "sites names one twice"),
+        (a_job(sites=["a", "a"]), "sites names the same site twice"),
         (a_job(sites=["../a"]), "the name of a site"),
-        (a_job(seed=-1), "seed must be a whole number"),
-        (a_job(num_outputs=0), "num_outputs must be a whole number"),
+        (a_job(seed=-1), "seed must be an integer"),
+        (a_job(num_outputs=0), "num_outputs must be an integer"),
         (a_job(secure=1), "secure must be true or false"),
         (a_job(secure_share=True), "secure_share must be a number"),
         (a_job(secure_share=0.4), r"secure_share must be in \[0.5, 1\]"),
@@ -140,15 +140,15 @@ def test_the_name_of_a_run_is_one_folder(name, registry) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "is no JSON"),
-        ("[" * 100_000, "is no JSON"),
+        ("", "is not valid JSON"),
+        ("[" * 100_000, "is not valid JSON"),
         ("[]", "is not of format 1"),
         ('{"format": 2}', "is not of format 1"),
         ('{"format": 1, "format": 1}', "has a key twice"),
-        ('{"format": 1, "seed": NaN}', "has NaN, which is no number"),
+        ('{"format": 1, "seed": NaN}', "has NaN, which is not a number"),
         ('{"format": 1, "data": {}}', "has 'data', which no job has"),
         ('{"format": 1}', "has no name"),
-        ("1" * 5000, "is no JSON"),
+        ("1" * 5000, "is not valid JSON"),
         (" " * (MAX_BYTES + 1), "bytes, at most"),
     ],
     ids=lambda text: text[:20],
@@ -176,7 +176,7 @@ def test_classes_of_the_owner_are_names_like_others(tmp_path, monkeypatch) -> No
         sites=["berlin"],
     )
     assert own == ["ward_strategies.WardAvg"]
-    with pytest.raises(NotAJob, match="'WardAvg' is no class that a job may name here"):
+    with pytest.raises(NotAJob, match="'WardAvg' is not a class that a job may name here"):
         job.check(Registry())
     registry = Registry(own)
     job.check(registry)
@@ -184,7 +184,7 @@ def test_classes_of_the_owner_are_names_like_others(tmp_path, monkeypatch) -> No
         "class_path": "ward_strategies.WardAvg",
         "init_args": {"num_epochs": 2},
     }
-    with pytest.raises(ValueError, match="is called as another class that jobs may name"):
+    with pytest.raises(ValueError, match="has the name of another class that jobs may name"):
         Registry(["ward_strategies.GCN"])
     for path in ("subprocess.Popen", "nowhere.Class", "Popen", 7):
         with pytest.raises(ValueError, match=r"policy\.classes"):

@@ -27,8 +27,10 @@ def test_sites_that_do_not_come_are_named_with_their_own_last_lines(tmp_path) ->
     both = processes(tmp_path, berlin="one\ntwo\nthree\nfour: no such file\n", rome="")
     with pytest.raises(TimeoutError) as error:
         wait_until_connected(NobodyIsThere(), ["berlin", "rome"], both, seconds=0)
-    assert f"berlin says: two | three | four: no such file ({tmp_path / 'berlin' / 'process.log'})" in str(error.value)
-    assert f"rome says: it has said nothing ({tmp_path / 'rome'})" in str(error.value)
+    assert f"berlin logged: two | three | four: no such file ({tmp_path / 'berlin' / 'process.log'})" in str(
+        error.value
+    )
+    assert f"rome logged: it has logged nothing ({tmp_path / 'rome'})" in str(error.value)
 
 
 def test_the_log_of_a_jobs_errors_goes_before_the_others(tmp_path) -> None:
@@ -38,7 +40,7 @@ def test_the_log_of_a_jobs_errors_goes_before_the_others(tmp_path) -> None:
     (tmp_path / "berlin" / "0a1b").mkdir()
     log = tmp_path / "berlin" / "0a1b" / "error_log.txt"
     log.write_text("ValueError: /data/ward.pt is no file\n")
-    assert one.last_words() == f"; berlin says: ValueError: /data/ward.pt is no file ({log})"
+    assert one.last_words() == f"; berlin logged: ValueError: /data/ward.pt is no file ({log})"
 
 
 def test_a_process_that_ends_at_once_says_why(tmp_path) -> None:

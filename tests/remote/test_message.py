@@ -36,7 +36,7 @@ def test_types_shapes_values_and_order_survive() -> None:
 
 @pytest.mark.parametrize("wire", [b"", b"123", pickle.dumps({"kind": "run"}), b"\xff" * 40], ids=len)
 def test_other_bytes_are_refused(wire: bytes) -> None:
-    with pytest.raises(ValueError, match="that are no message"):
+    with pytest.raises(ValueError, match="that are not a message"):
         Message.read(wire)
 
 

@@ -96,7 +96,7 @@ def test_the_bound_is_of_all_jobs(make_trainer, tmp_path) -> None:
     bound = epsilon_of({(4 / 12, 1.0): 6}, 1e-5) * 1.0001  # two rounds of the second client
     federation(make_trainer, LoopbackChannel(sites_of(tmp_path, "one", max_record_epsilon=bound)), num_rounds=1)
 
-    with pytest.warns(UserWarning, match=r"client-1 failed in stage 'train' round 1.*privacy of this site's examples"):
+    with pytest.warns(UserWarning, match=r"client-1 failed in stage 'train' round 1.*budget of this site's examples"):
         federation(make_trainer, LoopbackChannel(sites_of(tmp_path, "two", max_record_epsilon=bound)), num_rounds=2)
     assert account(tmp_path, 1)["record_epsilon"] == pytest.approx(bound, rel=1e-3)
 
@@ -109,7 +109,7 @@ def test_where_nobody_may_train_the_run_ends(make_trainer, tmp_path) -> None:
 
 
 def test_a_site_with_a_bound_trains_for_no_job_without_privacy(tmp_path) -> None:
-    with pytest.raises(Refused, match=r"trains with model.privacy alone \(policy.max_record_epsilon\)"):
+    with pytest.raises(Refused, match=r"trains only with model.privacy \(policy.max_record_epsilon\)"):
         sites_of(tmp_path, noise=None, max_record_epsilon=1.0)
     assert sites_of(tmp_path, noise=None)[0].policy.disclosed_metrics == "plain"
     assert sites_of(tmp_path)[0].policy.disclosed_metrics == "off"
@@ -151,7 +151,7 @@ def test_an_account_of_updates_and_steps(tmp_path) -> None:
     assert again.record_epsilon() == pytest.approx(whole)
     assert again.num_responses == 1, "steps are no responses, and say nothing of the client as a whole"
     assert again.epsilon() == pytest.approx(PrivacyAccountant(tmp_path / "other", delta=1e-5).epsilon(5.0))
-    with pytest.raises(BudgetSpent, match="the privacy of this site's examples is spent"):
+    with pytest.raises(BudgetSpent, match="the privacy budget of this site's examples is spent"):
         again.spend_steps(0.1, 1.0, 1, whole)
     assert again.record_epsilon() == pytest.approx(whole), "what was refused is not counted"
     again.spend(5.0)
@@ -203,7 +203,7 @@ def test_a_site_explains_what_a_job_tells_of_each_example(tmp_path) -> None:
     assert refused == []
     reported = [line for line in lines if line.startswith("private training")]
     actual = re.fullmatch(
-        r"private training: (\d+) steps in all, an example in each with probability (\S+), .*", reported[0]
+        r"private training: (\d+) steps in total, each example in a step with probability (\S+), .*", reported[0]
     )
     num_examples = 20 / float(actual[2])
     assert int(actual[1]) == 4 * math.ceil(num_examples / 20 - 1e-2)

@@ -105,7 +105,7 @@ def test_sealed_shares_open_for_one_alone() -> None:
         (theirs, ["sum", 0, 2], sealed),
         (theirs, ["sum", 0, 1], sealed[:-1] + bytes([sealed[-1] ^ 1])),
     ]:
-        with pytest.raises(ValueError, match="changed on the way"):
+        with pytest.raises(ValueError, match="changed in transit"):
             masking.unseal(key, masking.public_of(ours), about, text)
 
 
@@ -297,7 +297,7 @@ def test_a_resume_over_other_clients_is_refused_by_the_sites(federation_of, make
     trainer.fit(model, data, strategy)
     again, the_strategy = make_trainer(num_rounds=3), FedAvg(num_epochs=1)
     way = federate(again, Lossy(channel.sites, {("sum_keys", 3)}), the_strategy, secure=True)
-    with pytest.warns(UserWarning, match="a sum was made from its state already, over other clients"):
+    with pytest.warns(UserWarning, match="its state was already summed over other clients"):
         again.fit(make_model(), way, the_strategy, ckpt_path=str(tmp_path / "v" / "one.ckpt"))
     assert again.run.history[1]["failed_round"] == 1
 
@@ -448,9 +448,9 @@ def test_survivors_are_reported_once_and_shares_of_one_kind(four) -> None:
     responses = four.whole([0, 1, 2, 3], ROUND_1)
     assert all(response.kind == "response" for response in responses.values())
     assert "at least 3" in four.ask(0, "sum_reveal", survivors=[0, 1], confirmed={}).about["why"]
-    assert "none of a sum" in four.ask(0, "sum_reveal", survivors=[0, 1, 2, 7], confirmed={}).about["why"]
-    assert "none of a sum" in four.ask(0, "sum_reveal", survivors=[1, 0, 2], confirmed={}).about["why"]
-    assert "a part twice" in four.ask(0, "sum_reveal", survivors=[0, 1, 1, 2], confirmed={}).about["why"]
+    assert "do not belong to a sum" in four.ask(0, "sum_reveal", survivors=[0, 1, 2, 7], confirmed={}).about["why"]
+    assert "do not belong to a sum" in four.ask(0, "sum_reveal", survivors=[1, 0, 2], confirmed={}).about["why"]
+    assert "an item twice" in four.ask(0, "sum_reveal", survivors=[0, 1, 1, 2], confirmed={}).about["why"]
     assert "not in the sum" in four.ask(0, "sum_reveal", survivors=[1, 2, 3], confirmed={}).about["why"]
     first = four.ask(0, "sum_reveal", survivors=[0, 1, 2], confirmed={})
     assert set(first.about["seeds"]) == {"0", "1", "2"}
@@ -473,10 +473,10 @@ def test_a_site_that_is_started_again_does_not_answer_twice(four, make_model, tm
 def test_keys_of_others_cannot_be_swapped(four) -> None:
     keys = four.keys([0, 1, 2, 3], ROUND_1)
     swapped = {**keys, "0": keys["1"]}
-    assert "other public keys of this site" in four.shares([0], swapped)[0]
+    assert "public keys for this site that are not its own" in four.shares([0], swapped)[0]
     assert isinstance(four.shares([0], keys)[0], dict)
     other = {**keys, "3": four.keys([3], ("round", 2, "train"))["3"]}
-    assert "these are others" in four.shares([0], other)[0]
+    assert "these are different ones" in four.shares([0], other)[0]
 
 
 def test_where_the_others_reported_of_another_set_shares_do_not_open(four) -> None:
@@ -491,7 +491,7 @@ def test_a_site_may_ask_for_more_company(federation_of) -> None:
     trainer, data, strategy, model, _ = federation_of(
         policy=SitePolicy(min_examples=1, min_sum_clients=5), num_rounds=1, count=4
     )
-    with all_rounds_failed(), pytest.warns(UserWarning, match="summed with 5 clients at the least"):
+    with all_rounds_failed(), pytest.warns(UserWarning, match="needs at least 5 clients in a sum"):
         trainer.fit(model, data, strategy)
     with pytest.raises(ValueError, match="min_sum_clients must be at least 3"):
         SitePolicy(min_sum_clients=2)
@@ -509,4 +509,4 @@ def test_a_low_threshold_is_refused_by_server_and_site(federation_of) -> None:
 def test_what_sums_do_not_hide_is_said_before_the_run(federation_of, caplog) -> None:
     trainer, data, strategy, model, _ = federation_of(num_rounds=1)
     trainer.fit(model, data, strategy)
-    assert "tell by the difference of their sums about the clients by which they differ" in caplog.text
+    assert "reveal something about the clients by which they differ, by the difference of their sums" in caplog.text

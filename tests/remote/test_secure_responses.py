@@ -149,9 +149,9 @@ def random_numbers(message: Message, draw: random.Random) -> bytes:
 def test_random_numbers_failed_the_sum_of_metrics(train) -> None:
     trainer = train("evaluate", random_numbers)
     assert all(math.isnan(row["val/acc"]) for row in trainer.run.history)
-    assert "which cannot be, so a site sent numbers that are not its own" in trainer.run.failures[NAME]
+    assert "which is impossible, so a site sent numbers that are not its own" in trainer.run.failures[NAME]
 
 
 def test_random_numbers_failed_the_sum_of_updates(train) -> None:
-    with pytest.raises(TooFewUpdates, match="no number of examples, so a site sent numbers that are not its own"):
+    with pytest.raises(TooFewUpdates, match="not a number of examples, so a site sent numbers that are not its own"):
         train("run", random_numbers)

@@ -213,16 +213,16 @@ def test_a_site_outside_of_any_federation_and_unknown_messages(three, make_model
         assert response.kind == "failure"
         return str(response.about["why"])
 
-    assert "not told of a federation" in why(Message(kind="run").wire)
+    assert "not in a federation" in why(Message(kind="run").wire)
     assert "knows no message 'shout'" in why(Message(kind="shout").wire)
-    assert "no message" in why(b"junk")
+    assert "not a message" in why(b"junk")
 
 
 @pytest.mark.parametrize(
     ("policy", "kind", "message"),
     [
-        (SitePolicy(strategies=["FedProx"]), FedAvg, "client-00.*|site-0: this site runs FedProx alone, not FedAvg"),
-        (SitePolicy(min_examples=1, secure_only=True), FedAvg, "under secure aggregation alone"),
+        (SitePolicy(strategies=["FedProx"]), FedAvg, "client-00.*|site-0: this site runs only FedProx, not FedAvg"),
+        (SitePolicy(min_examples=1, secure_only=True), FedAvg, "only under secure aggregation"),
     ],
     ids=["strategy", "secure"],
 )
@@ -282,10 +282,10 @@ def test_callbacks_that_need_the_data_are_refused(make_federation) -> None:
 def test_sites_that_do_not_fit_together(make_federation, graphs, tmp_path, make_model) -> None:
     trainer, data, strategy, model, channel = make_federation()
     channel.sites[1].client_data = dataclasses.replace(graphs[1], name=graphs[0].name)
-    with pytest.raises(ValueError, match="need names of their own"):
+    with pytest.raises(ValueError, match="need distinct names"):
         trainer.fit(model, data, strategy)
     channel.sites[1].client_data = dataclasses.replace(graphs[1], x_NF=graphs[1].x_NF[:, :2])
-    with pytest.raises(ValueError, match="num_features must be alike"):
+    with pytest.raises(ValueError, match="num_features must be the same"):
         trainer.fit(model, data, strategy)
 
 

@@ -66,7 +66,7 @@ def test_a_kept_message_that_is_damaged_is_set_aside(trained, name: str, version
     assert site.last is None
     assert (folder / f"{name}.damaged").exists()
     response = Message.read(site.respond(Message(kind="load", about={"state": "00" * 32}).wire))
-    assert ("not told of a federation" if name == "start" else "does not have the state") in response.about["why"]
+    assert ("not in a federation" if name == "start" else "does not have the state") in response.about["why"]
 
 
 @pytest.mark.parametrize("name", SECURE)
@@ -75,7 +75,7 @@ def test_what_a_site_must_remember_is_refused_where_it_is_damaged(trained, name:
     folder, again = trained(secure=True)
     whole = (folder / name).read_bytes()
     (folder / name).write_bytes(versions(whole)[version])
-    with pytest.raises(Refused, match=r"bring it back from a copy"):
+    with pytest.raises(Refused, match=r"restore it from a copy"):
         again()
 
 
@@ -107,7 +107,7 @@ def test_a_sum_that_is_damaged_is_begun_again(trained, version: int) -> None:
 def test_a_damaged_key_is_refused(trained, name: str, content: bytes) -> None:
     folder, again = trained()
     (folder / name).write_bytes(content)
-    with pytest.raises(Refused, match=r"_key is damaged, it has \d+ bytes: bring it back from a copy"):
+    with pytest.raises(Refused, match=r"_key is damaged, it has \d+ bytes: restore it from a copy"):
         again()
 
 

@@ -65,7 +65,7 @@ def test_sites_of_different_tasks_are_refused(make_trainer, tmp_path) -> None:
     tasks = iter([NodeClassification(multi_label=True), NodeRegression(), NodeRegression()])
     sites = make_sites(data.clients, tmp_path / "sites", lambda: (model(GCN, next(tasks)), strategy()))
     with pytest.raises(
-        ValueError, match=r"the sites' task must be alike: .*'multi_label': True, 'name': 'NodeClassification'"
+        ValueError, match=r"the sites' task must be the same: .*'multi_label': True, 'name': 'NodeClassification'"
     ):
         federate(make_trainer(), LoopbackChannel(sites), strategy()).prepare_data()
 

@@ -160,7 +160,7 @@ def test_folders_and_patterns(runs: Path) -> None:
     assert len(find([str(runs / "*" / "version_0")])) == 3
     assert len(find([runs, runs / "FedAvg" / "version_1"])) == 7, "each run once"
     assert [run.path.name for run in find([runs / "Local"])] == ["version_0", "version_1", "version_2"]
-    with pytest.raises(ValueError, match="is no run, and there is none below it"):
+    with pytest.raises(ValueError, match="is not a run, and contains none"):
         find([runs / "nowhere*"])
     with pytest.raises(ValueError, match="no runs were given"):
         find([])

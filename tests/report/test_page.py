@@ -161,14 +161,14 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no folder"):
         write(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"is no run's folder: it has none of metrics.csv"):
+    with pytest.raises(ValueError, match=r"is not the folder of a run: it has none of metrics.csv"):
         write(tmp_path / "empty")
     for name, content, why in (
         ("result.json", "{", r"result.json is damaged"),
         ("result.json", "[]", r"result.json is damaged"),
         ("report.json", "{", r"report.json is damaged"),
         ("report.json", "{}", "has format version None"),
-        ("config.yaml", "a: [", r"config.yaml is no YAML"),
+        ("config.yaml", "a: [", r"config.yaml is not YAML"),
         ("metrics.csv", "a,b\n1,2\n", r"metrics.csv is damaged"),
     ):
         folder = write_run(tmp_path / name)

@@ -59,7 +59,7 @@ def test_rounds_worst_clients_and_records_go_by_it(kind, mode, federation, make_
 
 def test_nothing_is_guessed(federation, make_model, make_trainer) -> None:
     trainer = make_trainer()
-    with pytest.raises(ValueError, match=r"monitor is 'val/doubt', and nothing says .* set trainer\.monitor_mode to"):
+    with pytest.raises(ValueError, match=r"monitor is 'val/doubt', and it is unknown .* set trainer\.monitor_mode to"):
         trainer.fit(make_model(Doubt), federation, FedAvg())
     assert not trainer.started
     beside = make_trainer(monitor="val/acc")
@@ -77,7 +77,7 @@ def test_trials_refuse_a_metric_that_they_cannot_choose_by(strategy, federation,
     kind = type(strategy())
     model = type("Own", (kind.client_class,), {"monitor": "val/doubt"})(kind.default_net or GCN)
     make_trainer(monitor="val/acc").fit(model, federation, strategy(validate_every=None))
-    with pytest.raises(ValueError, match=r"validate_every is 2, but nothing says .* metric_directions of Own"):
+    with pytest.raises(ValueError, match=r"validate_every is 2, but it is unknown .* metric_directions of Own"):
         make_trainer(monitor="val/acc").fit(model, federation, strategy(validate_every=2))
 
 
@@ -106,7 +106,9 @@ def test_the_metric_of_another_model_can_be_monitored(federation, make_model, ma
 
 def test_early_stopping_asks_where_nothing_is_said(federation, make_model, make_trainer) -> None:
     trainer = make_trainer(callbacks=EarlyStopping("server/drift"))
-    with pytest.raises(WrongSetting, match=r"EarlyStopping\.monitor is 'server/drift', and nothing says .*mode to max"):
+    with pytest.raises(
+        WrongSetting, match=r"EarlyStopping\.monitor is 'server/drift', and it is unknown .*mode to max"
+    ):
         trainer.fit(make_model(), federation, FedAvg())
     trainer = make_trainer(callbacks=EarlyStopping("val/doubt", patience=1), monitor="val/acc", num_rounds=4)
     trainer.fit(make_model(SaysSo), federation, FedAvg(num_epochs=3))

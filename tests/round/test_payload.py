@@ -134,7 +134,7 @@ def test_outputs_of_different_shapes_are_named() -> None:
 
 
 def test_a_output_may_not_hide_a_parameter() -> None:
-    with pytest.raises(ValueError, match=r"\['weight'\] are parameters and client outputs"):
+    with pytest.raises(ValueError, match=r"\['weight'\] name parameters and client outputs"):
         Payload(clients=(0,), parameters={"weight": torch.ones(1)}, extras={"weight": torch.zeros(1)})
     both = {"weight": torch.ones(1)}
     assert Payload(clients=(0,), parameters=both, extras=both).num_bytes == 4

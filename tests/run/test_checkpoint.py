@@ -81,7 +81,7 @@ def test_code_in_a_file_is_not_executed(tmp_path) -> None:
     Evil.target = tmp_path / "made"
     torch.save({"format_version": checkpoint.FORMAT_VERSION, "x": Evil()}, tmp_path / "evil.ckpt")
 
-    with pytest.raises(ValueError, match=r"(?s)evil\.ckpt cannot be read .* damaged or no checkpoint"):
+    with pytest.raises(ValueError, match=r"(?s)evil\.ckpt cannot be read .* damaged or not a checkpoint"):
         checkpoint.read(tmp_path / "evil.ckpt")
 
     assert not Evil.target.exists()
@@ -109,14 +109,16 @@ def test_files_that_cannot_be_read_are_refused(saved, path, federation, make_mod
     for name, damaged in {"cut": whole[: len(whole) // 2], "empty": b"", "text": b"rounds: 3"}.items():
         file = path.with_name(f"{name}.ckpt")
         file.write_bytes(damaged)
-        with pytest.raises(ValueError, match=rf"{name}\.ckpt cannot be read .*it is damaged or no checkpoint"):
+        with pytest.raises(ValueError, match=rf"{name}\.ckpt cannot be read .*it is damaged or not a checkpoint"):
             resume(file)
     with pytest.raises(ValueError, match=r"missing\.ckpt does not exist: give the path of a \.ckpt file"):
         resume(path.with_name("missing.ckpt"))
     content = torch.load(path, weights_only=True)
     for other in (1, 2, 99):
         torch.save({**content, "format_version": other}, path)
-        with pytest.raises(ValueError, match=rf"has format version {other}, this version .* reads 3: .* train anew"):
+        with pytest.raises(
+            ValueError, match=rf"has format version {other}, this version .* reads 3: .* start a new training"
+        ):
             resume(path)
     torch.save([1, 2], path)
     with pytest.raises(ValueError, match=r"has format version None"):
@@ -164,7 +166,7 @@ def test_any_changed_byte_is_found(share, tmp_path) -> None:
     content = bytearray(path.read_bytes())
     content[int(share * len(content))] ^= 1
     path.write_bytes(content)
-    with pytest.raises(checkpoint.DamagedCheckpoint, match=r"cannot be read .*it is damaged or no checkpoint"):
+    with pytest.raises(checkpoint.DamagedCheckpoint, match=r"cannot be read .*it is damaged or not a checkpoint"):
         checkpoint.read(path)
 
 
@@ -193,7 +195,7 @@ def test_a_damaged_last_gives_way_to_the_newest_sound_one(
     resumed = trainer()
 
     with pytest.warns(
-        UserWarning, match=r"last\.ckpt cannot be read .*; going on from round=000003\.ckpt, after 3 rounds"
+        UserWarning, match=r"last\.ckpt cannot be read .*; continuing from round=000003\.ckpt, after 3 rounds"
     ):
         result = resumed.fit(make_model(), federation, FedAvg(), ckpt_path="last")
 

@@ -45,7 +45,7 @@ class HalvesSettings(FedAvg):
         self.share = self.share / 2
 
 
-@breaks(c.check_figures_are_finite_and_models_trained, "server/ratio are not finite in round 0")
+@breaks(c.check_metrics_are_finite_and_models_trained, "server/ratio are not finite in round 0")
 class DividesByZero(FedAvg):
     def metrics(self) -> dict[str, float]:
         """A ratio."""
@@ -57,7 +57,7 @@ def no_loss(client: ClientModule, parameters: Any, batch: Any, context: Any) -> 
     return 0 * client.loss(client.output(parameters, batch), batch)
 
 
-@breaks(c.check_figures_are_finite_and_models_trained, "are the initial ones after 4 rounds: see `trained`")
+@breaks(c.check_metrics_are_finite_and_models_trained, "are the initial ones after 4 rounds: see `trained`")
 class NeverMoves(FedAvg):
     def training(self, round_idx: int) -> Any:
         return dataclasses.replace(super().training(round_idx), objective=no_loss)
@@ -101,7 +101,7 @@ class SharesState(Momentum):
 
 
 @breaks(
-    c.check_resume_is_exact, "a run that goes on after round 1 differs: name in server_state .*sent in stage 'train'"
+    c.check_resume_is_exact, "a run that is resumed after round 1 differs: name in server_state .*sent in stage 'train'"
 )
 class HidesState(FedAvg):
     def setup(self, federation: Any) -> None:
@@ -157,7 +157,7 @@ class SendsWithoutWords(FedAvg):
         return {"size": lambda client, parameters, batch, context: batch.example_mask.sum()}
 
 
-@breaks(c.check_figures_of_the_server_are_named, r"metrics\(\) returns 'drift': begin its name with server/")
+@breaks(c.check_server_metrics_are_named, r"metrics\(\) returns 'drift': begin its name with server/")
 class NamesFiguresAnyhow(FedAvg):
     def metrics(self) -> dict[str, float]:
         """A drift."""
@@ -207,7 +207,7 @@ class ScoresByMemory(FedAvg):
 
 
 @breaks(
-    c.check_new_clients_do_not_train_the_server, "what the server knows of others changed when unseen clients joined"
+    c.check_unseen_clients_do_not_train_the_server, "what the server knows of others changed when unseen clients joined"
 )
 class TrainsOnNewClients(FedAvg):
     def onboard(self, stage: Any, upload: Payload) -> None:

@@ -106,9 +106,7 @@ def test_directed_graphs_are_refused_by_name(kind, graphs, given_clients, make_m
 def test_generated_edges_would_lack_what_others_carry(carried, graphs, given_clients, make_model, make_trainer) -> None:
     data = given_clients(carrying(graphs[:3], **carried))
     what = "edge_weight" if "weights" in carried else "edge_attr"
-    with pytest.raises(
-        ValueError, match=f"^FedSagePlus adds edges .* nobody knows the {what} of these: take them from"
-    ):
+    with pytest.raises(ValueError, match=f"^FedSagePlus adds edges .* whose {what} are unknown: remove them from"):
         make_trainer().fit(make_model(FedSagePlus), data, tiny(FedSagePlus))
 
 
@@ -142,7 +140,9 @@ def test_who_cannot_use_weights_says_so_once(kind, net, names, graphs, given_cli
     actual = said(lambda: make_trainer(num_rounds=2).fit(model, data, tiny(kind)))
     assert [message.partition(" not use")[0] for message in actual] == ([] if names is None else [names])
     if names:
-        assert "the graph's edge_weight: to them edges are alike. Choose another, or take edge_weight from" in actual[0]
+        assert (
+            "the graph's edge_weight and treat all edges alike. Choose another, or remove edge_weight from" in actual[0]
+        )
 
 
 def test_who_cannot_use_attributes_says_so_once(graphs, given_clients, make_model, make_trainer) -> None:

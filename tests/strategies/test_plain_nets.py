@@ -12,7 +12,7 @@ from torch_geometric.nn import GAT, GIN
 from fl_lightning import SequentialExecutor, strategies
 from fl_lightning.batches.base import single
 from fl_lightning.kernels.csr import coordinates
-from fl_lightning.strategies import FedAvg, FedBN, Strategy
+from fl_lightning.strategies import FedAvg, FedBN, Pooled, Strategy
 
 README = Path(__file__).parents[2] / "README.md"
 STRATEGIES = {name: kind for name, kind in vars(strategies).items() if name in strategies.__all__}
@@ -48,7 +48,9 @@ def refusal(kind: type[Strategy], net: str) -> str:
             f"{kind.__name__} is tied by its paper to a net of its own, so it does not run with {net.partition(' ')[0]}"
         )
     if not kind.takes_statistics and "BatchNorm" in net:
-        return f"{kind.__name__} computes with models whose running statistics nobody keeps"
+        return f"{kind.__name__} computes with models that have no running statistics"
+    if issubclass(kind, Pooled) and "BatchNorm" in net:
+        return "Pooled has one model for all clients, but model.running_statistics is 'personal'"
     if issubclass(kind, FedBN) and "BatchNorm" not in net:
         return "FedBN keeps normalization layers local, but GAT has none"
     return ""

@@ -15,7 +15,8 @@ from fl_lightning.strategies.server_state import ServerState
 class Server(ServerState):
     """Everything that can be saved."""
 
-    server_state = ("table", "net", "optimizer", "by_name", "figures", "who", "pair", "label", "nothing", "weight")
+    server_state = ("table", "net", "optimizer", "by_name", "recorded_metrics")
+    server_state += ("who", "pair", "label", "nothing", "weight")
 
     def __init__(self, seed: int) -> None:
         draw = torch.Generator().manual_seed(seed)

@@ -254,8 +254,8 @@ def test_clients_without_validation_examples_are_reported(graphs, given_clients,
         (lambda: Kin(common_share=None, aggregation=NormClipping()), r"null, which estimates .* ranks whole clients"),
         (lambda: Kin(validate_every=2, common_share=None), "common_share is null: give common_share a number"),
         (lambda: kin(validate_every=2, aggregation=NormClipping()), r"strategy\.aggregation is set"),
-        (lambda: kin(validate_personal=["head.*"]), r"no trials that choose: set strategy\.validate_every"),
-        (lambda: ridge(validate_personal=["head.*"]), r"no trials that choose: set strategy\.validate_every"),
+        (lambda: kin(validate_personal=["head.*"]), r"no trials to choose from them: set strategy\.validate_every"),
+        (lambda: ridge(validate_personal=["head.*"]), r"no trials to choose from them: set strategy\.validate_every"),
         (
             lambda: FedAux(personalized=False, validate_every=2, validate_personal=["head.*"]),
             r"needs strategy\.personalized",
@@ -278,9 +278,9 @@ def test_senseless_settings_are_refused(strategy, message) -> None:
 
 
 def test_a_start_off_the_grid_is_refused(federation, make_model, make_trainer) -> None:
-    with pytest.raises(ValueError, match=r"common_share is 0\.3, .* it starts at 0\.0, 0\.25"):
+    with pytest.raises(ValueError, match=r"common_share is 0\.3, .* it must be 0\.0, 0\.25"):
         make_trainer().fit(make_model(), federation, Kin(common_share=0.3, validate_every=2))
-    with pytest.raises(ValueError, match=r"similarity_temperature is 4\.0, .* it starts at 1\.0, 5\.0, 50\.0"):
+    with pytest.raises(ValueError, match=r"similarity_temperature is 4\.0, .* it must be 1\.0, 5\.0, 50\.0"):
         make_trainer().fit(make_model(), federation, kin_temperature(similarity_temperature=4.0, validate_every=2))
 
 

@@ -15,7 +15,7 @@ from fl_lightning.study.schema import WrongStudy
 @pytest.mark.parametrize(
     ("parts", "expected"),
     [
-        ({"seed": [1]}, "seed is no setting of a study: did you mean seeds?"),
+        ({"seed": [1]}, "seed is not a setting of a study: did you mean seeds?"),
         ({"seeds": []}, "seeds: List should have at least 1 item"),
         ({"seeds": ["many"]}, "seeds.0: Input should be a valid integer"),
         ({"seeds": [0, 0]}, "seeds is [0, 0]: give each once"),
@@ -23,12 +23,12 @@ from fl_lightning.study.schema import WrongStudy
         ({"seeds": [0, 7]}, "tuning.seeds is [7]: they are reported too: tune on others"),
         ({"processes": 0}, "processes: Input should be greater than or equal to 1 (given: 0)"),
         ({"methods": {}}, "methods is none: name at least one"),
-        ({"methods": {"A": {"config": "missing.yaml"}}}, "missing.yaml: it is no file"),
+        ({"methods": {"A": {"config": "missing.yaml"}}}, "missing.yaml: it is not a file"),
         ({"methods": {"A": {}}, "baselines": []}, "methods.A.config is nothing: give a file here or in cases.plain"),
         ({"methods": {"A": {"config": {"a": 1}}}}, "methods.A.config.list[str]: Input should be a valid list"),
         (
             {"methods": {"A": {"config": "quickstart.yaml", "tun": {}}}},
-            "methods.A.tun is no setting of a study: did you",
+            "methods.A.tun is not a setting of a study: did you",
         ),
         (
             {"methods": {"A": {"config": "quickstart.yaml", "cases": ["p"]}}, "baselines": []},
@@ -43,14 +43,14 @@ from fl_lightning.study.schema import WrongStudy
                 "methods": {"A": {"config": "quickstart.yaml", "tune": {"a.x": [1], "a.y": [1], "a.z": [1]}}},
                 "baselines": [],
             },
-            "methods.A.tune is ['a.x', 'a.y', 'a.z']: give at most two settings of its own",
+            "methods.A.tune is ['a.x', 'a.y', 'a.z']: give at most two settings",
         ),
         (
             {"methods": {"A": {"config": "quickstart.yaml", "tune": {"x": [1]}}}, "baselines": []},
             "methods.A.tune.x is [1]: a list of values is for a setting (its dotted name)",
         ),
         ({"cases": {"a": {"tuned_on": "b"}}}, "cases.a.tuned_on is b: there are a"),
-        ({"cases": {"{x} of all": {}}}, "cases is {x} of all: give the places that {x} stands for in each"),
+        ({"cases": {"{x} of all": {}}}, "cases is {x} of all: give the values of {x} in each"),
         ({"cases": {"all": {"each": [1, 2]}}}, "cases.all.each is 1: all is there already: put {x} into the name"),
         ({"cases": {"{x}": {"each": [1]}, "{x} ": {"each": [2, 2]}}}, "cases.{x} .each is 2: 2  is there already"),
         ({"cases": {"{x}": {"each": [1], "x": 2}}}, "cases.{x}.x is 2.0: its places are in each: leave it out"),
@@ -99,7 +99,7 @@ def test_mistakes(parts: dict[str, Any], expected: str, make_study: Callable[...
     ("text", "expected"),
     [
         ("[1]", "holds no settings"),
-        ("a: [", "is no YAML"),
+        ("a: [", "is not YAML"),
         ("", "holds no"),
         ("title: a\ntitle: b", "title stands twice, in lines 1 and 2"),
     ],

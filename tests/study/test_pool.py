@@ -44,7 +44,7 @@ def test_a_killed_worker_costs_one_try(make_study: Callable[..., Study]) -> None
     with Pool(1) as pool:
         tally = Runner(study, Store(study.results), say=note).run(pool)
     assert (tally.trained, tally.failed, tally.missing) == (4, {}, 0)
-    assert sum("was killed: once more" in line for line in said) == 1
+    assert sum("was killed: trying once more" in line for line in said) == 1
     assert len(workers) == 2
     assert not any(psutil.pid_exists(worker) for worker in workers)
     assert not pool.scratch.exists()
@@ -94,4 +94,4 @@ def test_a_stopped_worker_is_replaced(make_study: Callable[..., Study]) -> None:
     with Pool(1, silence_seconds=20) as pool:
         tally = Runner(study, Store(study.results), say=note).run(pool)
     assert (tally.trained, tally.failed, tally.missing) == (4, {}, 0)
-    assert sum("was killed: once more" in line for line in said) == 1
+    assert sum("was killed: trying once more" in line for line in said) == 1

@@ -181,7 +181,7 @@ def test_status_tells_every_kind_of_news_once(progress: Progress, capsys: pytest
     [
         (["run", "missing.yaml"], "missing.yaml cannot be read (No such file or directory)"),
         (["runn", "small.yaml"], "invalid choice: 'runn'"),
-        (["run", "small.yaml", "--processes", "0"], "'0' is no number of processes: give at least 1"),
+        (["run", "small.yaml", "--processes", "0"], "'0' is not a number of processes: give at least 1"),
         (["run", "small.yaml", "--methods", "FedAvgg"], "--methods 'FedAvgg' is not in small.yaml: there are Local"),
         (["table", "small.yaml"], "results/small has no reported runs yet: fl-train study run small.yaml"),
         (["train", "small.yaml", "--run", "abc"], "--run abc is not to do in small.yaml"),
@@ -203,7 +203,7 @@ def test_mistakes(
 def test_an_unknown_metric(progress: Progress, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["table", str(progress.study.path), "--metric", "tset"])
-    assert "--figure 'tset' is no column of the results: there are method, case" in capsys.readouterr().err
+    assert "--metric 'tset' is not a column of the results: there are method, case" in capsys.readouterr().err
 
 
 def test_the_printed_path_is_one_that_works(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from study_pool import HerePool, invented, partition
 
-from fl_lightning.study import runs, version, worker
+from fl_lightning.run import version
+from fl_lightning.study import runs, worker
 from fl_lightning.study.definition import Study, WrongStudy
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.report import write_report
@@ -129,8 +130,8 @@ def test_a_run_that_diverged_has_failed(make_study: Callable[..., Study]) -> Non
         return actual
 
     tally, _, said = run(make_study(tuning=None, cases={"plain": {}}), HerePool(train=diverged), methods=["Local"])
-    assert set(tally.failed.values()) == {"val/acc is no finite number in any round"}
-    assert "seed 0: failed: val/acc is no finite number in any round" in said[0]
+    assert set(tally.failed.values()) == {"val/acc is not finite in any round"}
+    assert "seed 0: failed: val/acc is not finite in any round" in said[0]
 
 
 def test_a_setting_that_fails_is_not_chosen(make_study: Callable[..., Study]) -> None:
@@ -140,7 +141,7 @@ def test_a_setting_that_fails_is_not_chosen(make_study: Callable[..., Study]) ->
     chosen = progress(study).choice("FedAvg", "plain")
     assert chosen is not None
     assert chosen.point[0] == "lr=0.01, kind=adam"
-    assert said[1] == "the worker of FedAvg on plain, seed 7, tuning lr=0.05, kind=adam was killed: once more"
+    assert said[1] == "the worker of FedAvg on plain, seed 7, tuning lr=0.05, kind=adam was killed: trying once more"
     assert "its worker was killed, twice" in next(iter(tally.failed.values()))
 
 
@@ -286,7 +287,7 @@ def test_check_compares_metrics(make_study: Callable[..., Study]) -> None:
     with HerePool() as pool:
         assert check(study, store, pool, said.append) == 0
     assert len(said) == 2
-    assert all(line.endswith(": as it was") for line in said)
+    assert all(line.endswith(": reproduced") for line in said)
     for record in list(store.records().values()):
         if record["purpose"] == "report" and record["method"] == "FedAvg":
             record["result"]["test/acc"] += 0.1

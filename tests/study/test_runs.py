@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fl_lightning.study import version
+from fl_lightning.run import version
 from fl_lightning.study.definition import Study
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.runs import StudyRun, make_run

@@ -91,7 +91,7 @@ def test_several_labels_of_rows(make_trainer, assert_same, monkeypatch) -> None:
     trainer, result = agree(data, lambda: client(MLP), FedAvg, make_trainer, assert_same, num_rounds=4)
     assert trainer.run.history[-1]["train/loss"] < trainer.run.history[0]["train/loss"]
     assert result["val/auroc"] == max(row["val/auroc"] for row in trainer.run.history)
-    with pytest.raises(ValueError, match=r"model.metrics holds 'f1', which ExampleClassification \(multi_label\) does"):
+    with pytest.raises(ValueError, match=r"model.metrics has 'f1', which ExampleClassification \(multi_label\) does"):
         make_trainer().fit(ClientModule(metrics=["f1"]), data, FedAvg())
 
 
@@ -147,7 +147,7 @@ def test_files_of_predictions_have_gaps(make_trainer, tmp_path) -> None:
         trainer.fit(client(), data, FedAvg(num_epochs=1))
         outputs = trainer.run.executor.predict(trainer.run.strategy.evaluations([0, 1, 2])[""], [0, 1, 2], 0)
         parts = [
-            Predicted(task=data.task, client_data=data.clients[c], own=data.user_names(c), output_NK=actual)
+            Predicted(task=data.task, client_data=data.clients[c], names=data.user_names(c), output_NK=actual)
             for c, actual in outputs.items()
         ]
         write_predictions(tmp_path / "p.csv", parts)
@@ -169,7 +169,7 @@ def test_reports(kind, words, make_trainer, tmp_path) -> None:
     record = RunRecord.read(trainer.run.folder)
     assert record.task == trainer.run.registry.task.plain
     assert (record.examples, record.regression, record.unkept) == ("nodes", True, [])
-    assert record.chosen.confusion is None
+    assert record.best.confusion is None
     bare = "mse" if kind == "numbers" else "acc"
     assert 0 < record.reference[f"test/{bare}"] < 10
     text = (trainer.run.folder / "report.html").read_text()
@@ -178,7 +178,7 @@ def test_reports(kind, words, make_trainer, tmp_path) -> None:
     if kind == "labels":
         held = [c for c in trainer.run.datamodule.clients]
         known = sum(int((~each.y_N[each.test_mask_N].isnan()).sum()) for each in held)
-        assert torch.tensor(record.chosen.label_counts).sum() == known
+        assert torch.tensor(record.best.label_counts).sum() == known
 
 
 def test_reports_of_before_tasks_are_read(make_trainer, tmp_path) -> None:
@@ -201,9 +201,13 @@ def test_strategies_refuse_what_they_are_not_for(make_trainer, tmp_path) -> None
         (
             graphs,
             FedPub(),
-            "FedPub is for clients that hold graphs whose nodes are the examples, but these learn of",
+            "FedPub is for clients with graphs whose nodes are the examples, but here the examples are",
         ),
-        (FederatedDataModule(LabeledRows()), FedPub(), "FedPub is for clients that hold graphs, but these hold exam"),
+        (
+            FederatedDataModule(LabeledRows()),
+            FedPub(),
+            "FedPub is for clients with graphs, but these have independent exam",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             make_trainer().fit(data=data, strategy=strategy)

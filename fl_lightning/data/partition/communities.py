@@ -35,7 +35,7 @@ def louvain_communities(data: Data, resolution: float, seed: int) -> Groups:
 
 
 def pieces(data: Data, group_N: Groups, most: float, seed: int) -> Groups:
-    """Cut every group of more than ``most`` nodes by METIS into pieces of about as many, and number the groups anew."""
+    """Cut every group of more than ``most`` nodes by METIS into pieces of about that size, and renumber the groups."""
     matrix, cut_N, number = _symmetric(data), group_N.copy(), int(group_N.max()) + 1
     for group, size in enumerate(np.bincount(group_N)):
         if size > most:

@@ -72,7 +72,7 @@ class Partitioner(Counted, ABC):
         """Return the node indices of each client, in any order."""
 
     def identity(self) -> dict[str, Any]:
-        """Return everything the partition depends on beside the graph and the module's seed, as JSON-ready values."""
+        """Return everything the partition depends on besides the graph and the module's seed, as JSON-ready values."""
         return {"partitioner": type(self).__name__, **vars(self)}
 
 
@@ -205,7 +205,8 @@ class GivenPartitioner(Partitioner):
         if bool(negative_N.any()) and not self.leave_out_negative:
             node = int(negative_N.nonzero()[0])
             raise ValueError(
-                f"attribute={self.attribute!r} is {int(client_N[node])} at node {node}, which is no client's number: "
+                f"attribute={self.attribute!r} is {int(client_N[node])} at node {node}, which is not a client's "
+                f"number: "
                 "set the partitioner's leave_out_negative to true if such nodes are in no client, or correct it."
             )
         if bool(negative_N.all()):

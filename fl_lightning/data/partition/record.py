@@ -96,7 +96,9 @@ class PartitionRecord:
             if record.content_hash({}) != state["content_hash"]:
                 raise ValueError("its content has changed")
         except Exception as error:  # there is nothing that a damaged file does not raise
-            warnings.warn(f"The cached partition {path} is damaged and is made anew ({one_line(error)}).", stacklevel=2)
+            warnings.warn(
+                f"The cached partition {path} is damaged and is regenerated ({one_line(error)}).", stacklevel=2
+            )
             return None
         return record
 

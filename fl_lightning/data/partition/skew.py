@@ -1,4 +1,4 @@
-"""Clients whose labels are skewed: by a draw for each class, or by communities that are alike.
+"""Clients whose labels are skewed: by a draw for each class, or by merging similar communities.
 
 Shape legend: N nodes, C clients, G communities, K classes.
 """
@@ -152,7 +152,7 @@ class MetisPlusPartitioner(_AlikeCommunities):
         check_count("num_parts", num_parts)
         if num_parts < num_clients:
             raise ValueError(
-                f"num_parts={num_parts} is less than num_clients={num_clients}; a client is made of one part or more: "
+                f"num_parts={num_parts} is less than num_clients={num_clients}; a client consists of one part or more: "
                 "raise num_parts."
             )
         self.num_parts = num_parts

@@ -81,7 +81,7 @@ class PartitionTable:
         label_counts: For each client the number of labeled nodes or examples of every class; empty in a regression.
         heterogeneity: Median over client pairs of the Jensen-Shannon distance of label histograms, in [0, 0.833]; nan
             in a regression.
-        dropped: What the source's graph has beside the clients, since only its largest component was kept.
+        dropped: What the source's graph has beyond the clients, since only its largest component was kept.
         non_iidness: Mean label divergence from the pooled prior plus mean squared MMD of neighborhoods (FedAux); nan
             without graphs, or where it was not measured.
         class_names: What the classes are called; empty for their numbers.

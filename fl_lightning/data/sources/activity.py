@@ -1,4 +1,4 @@
-"""Human activities of 30 people, told from the motion sensors of a smartphone.
+"""Human activities of 30 people, recognized from the motion sensors of a smartphone.
 
 Source: Anguita et al., "A Public Domain Dataset for Human Activity Recognition Using Smartphones", ESANN 2013.
 Shape legend: M windows of all people, S signals, T time steps, F features.

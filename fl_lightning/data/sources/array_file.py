@@ -35,7 +35,7 @@ def reading(path: Path, expected: str) -> Iterator[None]:
 def one_line(error: BaseException) -> str:
     """The kind of an error and the first 200 characters of what it says."""
     text = " ".join(re.sub(r"\x1b\[\d*m", "", str(error)).split())
-    if text.startswith("Weights only load failed"):  # the rest tells how to load the file unsafely
+    if text.startswith("Weights only load failed"):  # the rest says how to load the file unsafely
         cause = re.search(r"WeightsUnpickler error: ([^.]+)", text)
         text = f"it holds what is not safe to load{f', {cause[1]}' if cause else ''}"
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
@@ -78,14 +78,16 @@ def read_arrays(
     _check_shapes(path, arrays, layout)
     for name, array in arrays.items():
         if array.dtype.kind not in "biufSU":
-            raise ValueError(f"{path}: `{name}` is of type {array.dtype}; expected is {_describe(layout)}.")
+            raise ValueError(f"{path}: `{name}` is of type {array.dtype}; expected {_describe(layout)}.")
         if array.dtype.kind == "f" and name not in gaps:
             with np.errstate(over="ignore"):
                 sound = np.isfinite(array.astype(np.float32))
-            _check_everywhere(path, name, array, sound, "is no finite float32: correct or leave out what it belongs to")
+            _check_everywhere(
+                path, name, array, sound, "is not a finite float32: correct or leave out what it belongs to"
+            )
         if name in whole:
             if array.dtype.kind not in "biuf":
-                raise ValueError(f"{path}: `{name}` holds texts; expected is {_describe(layout)}.")
+                raise ValueError(f"{path}: `{name}` holds texts; expected {_describe(layout)}.")
             _check_everywhere(path, name, array, array == np.floor(array), "is not a whole number: correct it")
             arrays[name] = array.astype(np.int64)
     return arrays
@@ -95,7 +97,7 @@ def missing_files_message(root: Path, paths: Sequence[str], layout: str) -> str:
     """Return what to say where no file is found: the paths, the expected layout and the remedy."""
     looked_for = " nor ".join(str(root / path) for path in paths)
     return (
-        f"There is no {looked_for}; expected is {layout}. Set FL_DATA_ROOT or data.root to the folder that holds "
+        f"There is no {looked_for}; expected {layout}. Set FL_DATA_ROOT or data.root to the folder that holds "
         f"{paths[0]}, or place the file there."
     )
 
@@ -110,7 +112,7 @@ def _check_shapes(path: Path, arrays: Mapping[str, npt.NDArray[Any]], layout: Ma
             fits &= length == (int(letter) if letter.isdigit() else lengths.setdefault(letter, length))
         if not fits:
             result = ", ".join(f"`{name}` {array.shape}" for name, array in arrays.items())
-            raise ValueError(f"{path}: the arrays are {result}; expected is {_describe(layout)}, none of them empty.")
+            raise ValueError(f"{path}: the arrays are {result}; expected {_describe(layout)}, none of them empty.")
 
 
 def _check_everywhere(

@@ -52,10 +52,10 @@ class Source(Counted, ABC):
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """Return everything the data depend on (beside seeds that are passed on), as JSON-ready values."""
+        """Return everything the data depend on (besides seeds that are passed on), as JSON-ready values."""
 
     def partitioner_for(self, given: Partitioner | None) -> Partitioner | None:
-        """The partitioner that is used, of the one that was given; None where the source has clients of its own.
+        """The partitioner to use, for the one that was given; None if the source has its own clients.
 
         Raises:
             ValueError: One is missing, or too many.
@@ -120,7 +120,7 @@ class GraphSource(Source):
     takes_batches = False
     #: Whether the papers take the largest component of this data set: what it leaves out is then no surprise.
     benchmark: ClassVar[bool] = False
-    #: The node attribute that says whose each node is, where the source's graphs are clients by themselves.
+    #: The node attribute with each node's client, if the source's graphs are clients themselves.
     clients_by: str | None = None
     #: What such clients are called; None for their numbers.
     client_names: tuple[str, ...] | None = None
@@ -175,7 +175,7 @@ class GraphSource(Source):
         return given
 
     def all_identity(self, asked: Asked) -> dict[str, Any]:
-        """Everything that graph, partition and split depend on beside the graph's content, as JSON-ready values."""
+        """Everything that graph, partition and split depend on besides the graph's content, as JSON-ready values."""
         assert asked.partitioner is not None
         more = {"preparation": self.preparation.identity(), "partitioner": asked.partitioner.identity()}
         return asked.identity(self.identity(), **more)
@@ -250,7 +250,7 @@ class GraphSource(Source):
 
 @contextlib.contextmanager
 def allow_pickled_graphs() -> Iterator[None]:
-    """Let ``torch.load(weights_only=True)`` accept what a pickled ``Data`` is made of, for the length of the context.
+    """Let ``torch.load(weights_only=True)`` accept the parts of a pickled ``Data``, within the context.
 
     Classes that are allowed already are left out: ``safe_globals`` would forbid them on leaving.
     """
@@ -267,7 +267,7 @@ class FileSource(GraphSource):
     A list of graphs in the file is a client each, and needs no partitioner; so is each of several files, which is then
     called as its file. A list of texts ``node_names``, one for each node, goes into the file of predictions; a list
     ``class_names``, one for each class, there and into the picture of the labels. Classes of several graphs that have
-    names are told by these.
+    names are matched by them.
 
     Args:
         path: The file, or a list of files; a relative path starts at the working directory.

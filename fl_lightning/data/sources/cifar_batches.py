@@ -29,7 +29,7 @@ def read_cifar10_batches(root: Path) -> tuple[Tensor, Tensor]:
 
     Raises:
         FileNotFoundError: If a file is missing.
-        ValueError: If a file is no batch of CIFAR-10.
+        ValueError: If a file is not a batch of CIFAR-10.
     """
     folder = next(folder for folder in _FOLDERS if (root / folder).is_dir())
     if missing := [f"{folder}/{name}" for name in _FILES if not (root / folder / name).is_file()]:

@@ -113,7 +113,7 @@ def _derive(
         raw = Path(self.raw_dir)
         files = ", ".join(sorted(path.name for path in raw.iterdir())) if raw.is_dir() else ""
         of_raw = f"One of the files in {raw} is damaged ({files}): delete it and fetch it again"
-        of_converted = f"{self.processed_paths[0]} or a file beside it is damaged: delete the folder, it is made again"
+        of_converted = f"{self.processed_paths[0]} or a file next to it is damaged: delete the folder; it is rebuilt"
         steps.append(of_converted if all(map(os.path.exists, self.processed_paths)) else of_raw)
         seal = Path(self.processed_dir, _SEAL)
         made_now = not all(map(os.path.exists, self.processed_paths))

@@ -1,4 +1,4 @@
-"""Where clients' independent examples come from: the contract, and what all sources hand over.
+"""Sources of clients' independent examples: the interface, and what all sources return.
 
 Shape legend: C clients, N examples of one client, X the shape of one example, H numbers of a target.
 """
@@ -50,7 +50,7 @@ class Examples:
         if not num_clients == len(set(self.names)) == len(self.x) == len(self.y) or num_clients == 0:
             raise ValueError(
                 f"{num_clients} names ({len(set(self.names))} different), {len(self.x)} x and {len(self.y)} y: each "
-                "client needs a name of its own, inputs and targets."
+                "client needs its own name, inputs and targets."
             )
         for name, x_NX, y_N in zip(self.names, self.x, self.y, strict=True):
             _check_client(name, x_NX, y_N, self)
@@ -110,7 +110,7 @@ class ExampleSource(Source):
         )
 
     def identity(self) -> dict[str, Any]:
-        """Return everything the examples depend on beside the files and the seed, as JSON-ready values."""
+        """Return everything the examples depend on besides the files and the seed, as JSON-ready values."""
         return {"source": type(self).__name__, **vars(self)}
 
 

@@ -23,7 +23,7 @@ def _chosen(name: str, folder: str | Path | None, variable: str, default: str) -
 
 
 def unwritable_cache_message(folder: Path, problem: object) -> str:
-    """What to say where derived files cannot be written, and the remedy."""
+    """The error message, with the remedy, if derived files cannot be written."""
     return (
         f"cache_dir={str(folder)!r} cannot be written ({problem}). Set FL_CACHE_DIR or data.cache_dir to a folder of "
         "yours."

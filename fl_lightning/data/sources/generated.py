@@ -20,7 +20,7 @@ class PlantedCommunities(GraphSource):
     """Communities that see the same classes in different proportions and in a different light: the quickstart's graph.
 
     Each community is a natural client (``membership``). All share the class centroids, so collaboration helps; each
-    prefers some classes (label skew) and shifts all features by a vector of its own (feature skew), so personalization
+    prefers some classes (label skew) and shifts all features by its own vector (feature skew), so personalization
     helps as well. Edges stay within a class with probability ``homophily``.
 
     Args:
@@ -117,7 +117,7 @@ class PlantedCommunities(GraphSource):
 
 
 class SuperClusterSBM(GraphSource):
-    """The stochastic block model of FedAux's similarity study: blocks are clients, groups of blocks are alike.
+    """The stochastic block model of FedAux's similarity study: blocks are clients, blocks of a group are similar.
 
     Blocks of one super-cluster share the edge probability and the preferred label, and features are one-hot labels, so
     any sound measure of client similarity must find the groups. ``membership`` (the block) and ``super_cluster`` of

@@ -1,4 +1,4 @@
-"""Clients that hold many graphs each, which have a label of their own."""
+"""Clients that each hold many graphs, each with its own label."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -27,7 +27,7 @@ class RotatedMNIST(ExampleSource):
 
     Args:
         num_clients: Clients; the groups are equal where it is a multiple of 4.
-        examples_per_client: Keep so many of a client's images; None for all. (The paper has 1,500 training images a
+        examples_per_client: Keep this many of a client's images; None for all. (The paper has 1,500 training images a
             client, which are MNIST's 60,000 shared out over 40.)
 
     Source: Sheaf-FMTL, appendix F, after Liu et al., 2022.
@@ -73,7 +73,7 @@ class HeterogeneousCIFAR10(ExampleSource):
     Args:
         num_clients: Clients.
         classes_per_client: Classes each of them draws, 1 to 10.
-        examples_per_client: Keep at most so many of a client's images, chosen at random; None for all.
+        examples_per_client: Keep at most this many of a client's images, chosen at random; None for all.
 
     Source: Sheaf-FMTL, appendix F, after T Dinh et al., NeurIPS 2020. How it draws the numbers is not printed; its
     clients have 1,515 to 1,839 training images, a narrower range than ours.

@@ -36,7 +36,7 @@ class Part:
 def joined(parts: Iterable[Part]) -> Data:
     """Prepare many graphs, and make them one without edges between them.
 
-    Classes that have names are told by these: those of the first graph keep their numbers, new ones are appended.
+    Classes with names are matched by name: those of the first graph keep their numbers, new ones are appended.
 
     Args:
         parts: With the same features; what not all of them have is left out, and what differs in shape with a warning.
@@ -94,13 +94,13 @@ def joined(parts: Iterable[Part]) -> Data:
 def _by_name(
     graphs: Sequence[Data], named: Sequence[tuple[str, ...] | None], titles: Sequence[str]
 ) -> tuple[str, ...] | None:
-    """Number the classes of all graphs alike, by their names, and return these."""
+    """Number the classes of all graphs consistently by their names, and return the names."""
     silent = [title for title, names in zip(titles, named, strict=True) if names is None]
     if len(silent) == len(named):
         return None
     if silent:
         raise ValueError(
-            f"{silent[0]} has no class_names, but others of the graphs have: nothing tells whether its classes are in "
+            f"{silent[0]} has no class_names, but other graphs have: it is unknown whether its classes are in "
             "their order. Give each graph a list class_names, or none of them."
         )
     if graphs[0].y.is_floating_point():

@@ -16,12 +16,12 @@ from fl_lightning.data.sources.pyg import PyGSource
 
 
 class PyGGraphs(ManyGraphs):
-    """Graphs of one class of PyTorch Geometric, told apart by their ``name``, which are a client each.
+    """Graphs of one PyTorch Geometric class that differ by ``name``, each a client.
 
     Args:
         dataset: Import path of the class, e.g. ``torch_geometric.datasets.Twitch``.
         names: Of the graphs, and of the clients, e.g. ``[DE, EN, ES]``; all need the same features.
-        arguments: Its arguments beside ``root`` and ``name``.
+        arguments: Its arguments besides ``root`` and ``name``.
         normalize_features: Row-normalize the features, which must not be negative.
         largest_component: Keep the largest connected component of each graph only.
         undirected: Add missing reverse edges.
@@ -75,7 +75,7 @@ class TwitchSource(ManyGraphs):
         chosen = list(self.names) if countries is None else countries
         _check_names("countries", chosen, "DE")
         if unknown := sorted(set(chosen) - set(self.names)):
-            raise ValueError(f"countries has {unknown[0]!r}, which is none of {', '.join(self.names)}.")
+            raise ValueError(f"countries has {unknown[0]!r}, which is not one of {', '.join(self.names)}.")
         settings = (normalize_features, largest_component, undirected)
         super().__init__([_Country(name, *settings) for name in chosen], names=list(chosen))
 
@@ -132,7 +132,7 @@ def _check_names(setting: str, names: Any, example: str) -> None:
 
 
 def _with_name(arguments: Any, name: str) -> Any:
-    """The arguments of one of the graphs; what is no dictionary is refused by the source."""
+    """The arguments of one of the graphs; anything but a dictionary is refused by the source."""
     if not isinstance(arguments, dict | None):
         return arguments
     if arguments and "name" in arguments:

@@ -46,7 +46,7 @@ class OgbSource(GraphSource):
     ) -> None:
         super().__init__(normalize_features, largest_component, undirected)
         if not isinstance(name, str) or not re.fullmatch(r"ogbn-[A-Za-z0-9]+", name):
-            raise ValueError(f"name={name!r} is no node-classification graph of OGB; give one such as 'ogbn-arxiv'.")
+            raise ValueError(f"name={name!r} is not a node-classification graph of OGB; give one such as 'ogbn-arxiv'.")
         self.name = name
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class OgbSource(GraphSource):
             raise FileNotFoundError(
                 f"{self.name}: {folder} has no RELEASE_v1.txt, so the files are incomplete or of another release. Set "
                 "FL_DATA_ROOT or data.root to the folder that holds the unpacked archive, move this folder away to "
-                "download it anew, or create an empty RELEASE_v1.txt if you know the files to be the current ones."
+                "download it again, or create an empty RELEASE_v1.txt if you know the files to be the current ones."
             )
         dataset_class = _import_dataset_class()
         with _tamed_reader():

@@ -1,4 +1,4 @@
-"""Graphs of your own: in memory, or many that are a client each."""
+"""Your own graphs: one in memory, or many, each a client."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from fl_lightning.data.sources.joined import GRAPH, Part, joined
 
 
 class InMemorySource(GraphSource):
-    """A graph that is in memory already.
+    """A graph in memory.
 
     Args:
         data: With ``x``, ``edge_index`` and ``y``, and perhaps ``edge_weight`` and ``edge_attr``.
@@ -47,7 +47,7 @@ class ManyGraphs(GraphSource):
     """Graphs that are a client each: needs no partitioner.
 
     Features mean the same in all graphs, and so do the numbers of classes, unless all graphs have ``class_names``:
-    classes are then told by these.
+    classes are then matched by name.
 
     Args:
         sources: Where each client's graph comes from; each is prepared as it says itself.
@@ -65,7 +65,7 @@ class ManyGraphs(GraphSource):
             raise ValueError(f"ManyGraphs.sources is {sources!r}: give a source for each client")
         strangers = [each for each in sources if not isinstance(each, GraphSource)]
         if strangers:
-            raise ValueError(f"ManyGraphs.sources holds {strangers[0]!r}, which is no source of a graph")
+            raise ValueError(f"ManyGraphs.sources holds {strangers[0]!r}, which is not a source of a graph")
         if names is not None and (len(names) != len(sources) or len(set(names)) < len(names)):
             raise ValueError(f"ManyGraphs.names is {names}: give each of the {len(sources)} graphs its own")
         self.sources = sources
@@ -96,10 +96,10 @@ class ManyGraphs(GraphSource):
 
 
 def as_source(source: Any) -> Source:
-    """A source, or what stands for one.
+    """Convert to a source.
 
-    A graph in memory or a file is one graph; a list of graphs, of files or of sources are a client each; a list of
-    lists of graphs are clients whose graphs have labels.
+    A graph in memory or a file is one graph; a list of graphs, files or sources has a client for each; a list of lists
+    of graphs has clients whose graphs have labels.
 
     Raises:
         ValueError: It is none of these.
@@ -116,7 +116,7 @@ def _converted(source: Any) -> Any:
     if isinstance(source, str | Path):
         if not Path(source).is_file():
             raise ValueError(
-                f"data.source is {str(source)!r}, which is no file: give a source, a graph, or a saved graph"
+                f"data.source is {str(source)!r}, which is not a file: give a source, a graph, or a saved graph"
             )
         return FileSource(str(source))
     if isinstance(source, list | tuple):

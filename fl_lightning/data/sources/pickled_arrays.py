@@ -34,10 +34,10 @@ class ArrayUnpickler(pickle.Unpickler):
     }
 
     def find_class(self, module: str, name: str) -> Any:
-        """What a name in the pickle stands for.
+        """Resolve a name in the pickle.
 
         Raises:
-            UnpicklingError: It is none of those.
+            UnpicklingError: It is not allowed.
         """
         if (module, name) not in self._classes:
             raise pickle.UnpicklingError(f"it holds a {module}.{name}")
@@ -49,7 +49,8 @@ def nothing_unpickled() -> Iterator[None]:
     """Have whatever reads data files build arrays and tensors only, for the length of the context.
 
     PyG reads ``processed/pre_transform.pt`` with ``weights_only=False``, falls back on it where a converted file holds
-    classes, and has data sets whose raw files are pickles. Whoever writes into a data folder would run code here.
+    classes, and has data sets whose raw files are pickles. Otherwise anyone who can write into a data folder could run
+    code here.
     """
     load = torch.load
 
@@ -71,7 +72,7 @@ def nothing_unpickled() -> Iterator[None]:
 
 
 def check_planetoid_file(path: Path) -> None:
-    """Refuse a raw file of Planetoid's that holds more than arrays, or a matrix whose entries lie outside it.
+    """Refuse a raw file of Planetoid's that holds more than arrays, or a matrix with entries out of bounds.
 
     PyG unpickles whatever there is, and SciPy writes such entries beyond the memory of the dense matrix.
 

@@ -28,7 +28,7 @@ class PyGSource(GraphSource):
 
     Args:
         dataset: Import path of the class, e.g. ``torch_geometric.datasets.WikipediaNetwork``.
-        arguments: Its arguments beside ``root``, e.g. ``{"name": "chameleon"}``.
+        arguments: Its arguments besides ``root``, e.g. ``{"name": "chameleon"}``.
         normalize_features: Row-normalize the features, which must not be negative.
         largest_component: Keep the largest connected component only.
         undirected: Add missing reverse edges.
@@ -63,7 +63,7 @@ class PyGSource(GraphSource):
 
     @property
     def converted_folder(self) -> str:
-        """The folder in PyG's ``processed/`` that holds what is converted; empty where that is no one else's."""
+        """The folder in PyG's ``processed/`` with the converted files; empty if nobody else uses it."""
         setting = json.dumps([self.dataset, self.arguments], sort_keys=True)
         return f"{self.dataset.rpartition('.')[2]}-{hashlib.sha256(setting.encode()).hexdigest()[:12]}"
 
@@ -76,7 +76,7 @@ class PyGSource(GraphSource):
         try:
             dataset_class = getattr(importlib.import_module(module), name)
             if not issubclass(dataset_class, Dataset):
-                raise TypeError("it is no data set")
+                raise TypeError("it is not a data set")
         except Exception as error:  # importing runs the module
             raise ValueError(
                 f"dataset={self.dataset!r} is not an importable class of data sets ({one_line(error)}); give a path "
@@ -103,7 +103,7 @@ class PyGSource(GraphSource):
 
 
 class _NamedPyGSource(PyGSource):
-    """A family of PyTorch Geometric data sets told apart by their name."""
+    """A family of PyTorch Geometric data sets that differ by name."""
 
     benchmark = True
     dataset_path: ClassVar[str]
@@ -206,7 +206,7 @@ class CitationFullSource(_NamedPyGSource):
 
 
 class HeterophilousSource(_NamedPyGSource):
-    """Graphs whose edges mostly join unlike nodes (Platonov et al., ICLR 2023), with ten public splits.
+    """Graphs whose edges mostly join dissimilar nodes (Platonov et al., ICLR 2023), with ten public splits.
 
     The files are called as the graphs, in lower case and with ``_`` in place of ``-``: those of chameleon and squirrel
     are ``heterophilous_npz/<name>.npz``, the others, where PyG has them, ``<name>/raw/<name>.npz``. What is missing is

@@ -51,7 +51,7 @@ class TPT48(ExampleSource):
     ``adj`` (C, C) borders.
 
     Args:
-        first_year: The first year that is taken.
+        first_year: The first year that is used.
         last_year: The last one.
         scaling: Min-max to [0, 1] of each ``state``, or of the whole ``table``.
 

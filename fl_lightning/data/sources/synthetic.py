@@ -1,4 +1,4 @@
-"""Synthetic federations whose relation graph shows who is alike: near on a circle, or of one hidden group.
+"""Synthetic federations whose relation graph shows which clients are similar: on a circle, or in hidden groups.
 
 Those on the circle go back to the toy data of Xu, He, Lee, Wang, Wang, "Graph-Relational Domain Adaptation", ICLR 2022
 (GRDA).
@@ -71,12 +71,12 @@ class FL60(ExampleSource):
 
 
 class PlantedRelations(ExampleSource):
-    """Clients in hidden groups whose relation graph shows the groups, and whose tasks follow them as strongly as asked.
+    """Clients in hidden groups whose relation graph shows the groups, and whose tasks follow them to a given degree.
 
     A client's label is the side of a plane through the origin on which an example lies. The plane's normal is
     w_t = strength^(1/2) g + (1 - strength)^(1/2) o with the group's unit normal g and one of the client's own, o: at
-    strength 0 the relations tell nothing of the tasks, at 1 related clients have the same one. Two clients of a group
-    are related with probability ``within``, two of different groups with probability ``between``.
+    strength 0 the relations carry no information about the tasks, at 1 related clients have the same one. Two clients
+    of a group are related with probability ``within``, two of different groups with probability ``between``.
 
     Args:
         strength: Share of a task that the group decides, in [0, 1].

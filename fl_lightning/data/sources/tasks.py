@@ -85,7 +85,7 @@ class School(_TaskTable):
 
     Args:
         standardize: Bring features and scores to mean 0 and standard deviation 1; False leaves features of up to 91
-            beside indicators of 0 and 1, and scores in points.
+            besides indicators of 0 and 1, and scores in points.
     """
 
     paths = ("school/school.npz",)

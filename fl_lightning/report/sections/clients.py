@@ -1,4 +1,4 @@
-"""Each client's score, beside another run's where one is given."""
+"""Each client's score, next to that of another run if one is given."""
 
 import math
 

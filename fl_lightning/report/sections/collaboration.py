@@ -12,7 +12,7 @@ from fl_lightning.report.pictures import MOST_RUNS, Album
 from fl_lightning.report.record import RunRecord, Snapshot
 from fl_lightning.report.wording import number
 
-#: Matrices that are graphs, and drawn as such beside the heat map.
+#: Matrices that are graphs, which are also drawn as such.
 _GRAPHS = ("adjacency", "relation", "collaboration")
 _MOST_PLACED = 30
 
@@ -67,7 +67,7 @@ def _matrices(
 
 
 def _limits(matrix: Values) -> tuple[float, float]:
-    """Smallest and largest entry off the diagonal, so that structure shows where all are nearly alike."""
+    """Smallest and largest off-diagonal entry, so that structure is visible even if all entries are nearly equal."""
     off = matrix[~np.eye(len(matrix), dtype=bool)]
     off = off[np.isfinite(off)]
     low, high = (float(off.min()), float(off.max())) if len(off) else (0.0, 1.0)
@@ -120,6 +120,6 @@ def _placed(
         y_label="second coordinate",
         colors=colors,
         names=[name.rpartition("-")[2] for name in names] if len(names) <= _MOST_PLACED else [],
-        note="Classical scaling of the matrix of similarities: near clients are alike. The coordinates have no unit.",
+        note="Classical scaling of the similarity matrix: nearby clients are similar. The coordinates have no unit.",
         radius=8,
     )

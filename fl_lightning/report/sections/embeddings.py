@@ -51,7 +51,7 @@ def section(run: Recorded, album: Album) -> Section:
             title=f"{what.capitalize()} by client",
             x_label=first,
             y_label=second,
-            note="" if len(members) <= 20 else f"{len(members)} clients, each with a color of its own.",
+            note="" if len(members) <= 20 else f"{len(members)} clients, each with its own color.",
         )
     )
     shares = " and ".join(f"{100 * share:.0f} %" for share in points.explained)

@@ -8,6 +8,7 @@ from fl_lightning.report.document import Section
 from fl_lightning.report.figures import Curve, Picture, Table
 from fl_lightning.report.folder import Column, Recorded
 from fl_lightning.report.pictures import Album
+from fl_lightning.report.references import levels
 from fl_lightning.report.wording import number
 
 _MODELS = {
@@ -28,38 +29,47 @@ def section(run: Recorded, album: Album) -> Section:
     mark = None if run.best_round is None else (float(run.best_round), f"best round {run.best_round}")
     pictures = []
 
-    def draw(named: dict[str, Column], title: str, y_label: str, table: Table | None = None, note: str = "") -> None:
+    def draw(
+        named: dict[str, Column],
+        title: str,
+        y_label: str,
+        table: Table | None = None,
+        note: str = "",
+        reference: str = "",
+    ) -> None:
         curves = [Curve(label=label, x=run.rounds.astype(float), y=column) for label, column in named.items()]
         if curves:
+            curves += levels([run], reference, curves, ", test") if reference else []
             pictures.append(
                 album.curves(curves, title=title, x_label="round", y_label=y_label, mark=mark, table=table, note=note)
             )
 
-    def result(*names: str, labels: Sequence[str] = ()) -> dict[str, Column]:
+    def columns(*names: str, labels: Sequence[str] = ()) -> dict[str, Column]:
         pairs = zip(names, labels or names, strict=True)
         return {label: column for name, label in pairs if (column := run.column(name)) is not None}
 
     draw(
-        result(*(f"{prefix}{split}/{metric}" for split in _SPLITS), labels=_SPLITS),
+        columns(*(f"{prefix}{split}/{metric}" for split in _SPLITS), labels=_SPLITS),
         "Learning curves",
         f"{metric}, mean over clients",
         _rounds_table(run),
+        reference=f"test/{metric}",
     )
     if spread := _spread(run, album, mark):
         pictures.append(spread)
     if metric != "loss":
-        draw(result(*(f"{prefix}{split}/loss" for split in _SPLITS), labels=_SPLITS), "Loss", "mean over clients")
+        draw(columns(*(f"{prefix}{split}/loss" for split in _SPLITS), labels=_SPLITS), "Loss", "mean over clients")
     others = [name for name in run.history if name.endswith(f"/test/{metric}") or name == "test/asr"]
     if others:
         named = [f"test/{metric}", *others]
         labels = [_model(name, f"test/{metric}") for name in named]
-        draw(result(*named, labels=labels), "Models of the same rounds", f"test {metric}, mean over clients")
+        draw(columns(*named, labels=labels), "Models of the same rounds", f"test {metric}, mean over clients")
     server = [n for n in run.history if n.startswith("server/") and run.column(n) is not None]
     for name in server[:6]:
         draw(
             {name.removeprefix("server/"): run.history[name]}, "Server", name.removeprefix("server/").replace("_", " ")
         )
-    text = "" if not pictures else "Validation alone chooses the round; the test metrics are those of that round."
+    text = "" if not pictures else "Only validation data choose the round; the test metrics are those of that round."
     return Section(
         anchor="learning",
         title="Learning",

@@ -82,7 +82,7 @@ def _confusion(chosen: BestRound, counts_KK: Values, album: Album) -> Section:
 
 
 def _labels(chosen: BestRound, counts_K22: NDArray[np.float64], album: Album) -> Section:
-    """Of each label who has it (row) and who is said to have it (column)."""
+    """For each label, which examples have it (row) and for which it is predicted (column)."""
     names = [str(label) for label in range(len(counts_K22))]
     have_K, said_K, right_K = counts_K22[:, 1].sum(axis=1), counts_K22[:, :, 1].sum(axis=1), counts_K22[:, 1, 1]
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -96,7 +96,7 @@ def _labels(chosen: BestRound, counts_K22: NDArray[np.float64], album: Album) ->
         anchor="predictions",
         title="Predictions",
         text=f"The result's models at round {chosen.round} on the test examples of all training clients; a label is "
-        "told where its probability is above one half.",
+        "predicted if its probability is above one half.",
         pictures=[bars],
         folded=[
             Table(

@@ -1,7 +1,7 @@
 """The decentralized family: no server; clients send messages to their neighbors and combine what they receive.
 
-All processes compute the combining step of all clients on the gathered messages, as they would a server's; only what
-is communicated along the edges of the topology is counted as communication (``peer_bytes``).
+All processes compute the combining step of all clients on the gathered messages, as they would that of a server; only
+what is sent along the edges of the topology counts as communication (``peer_bytes``).
 
 Shape legend: C clients, P numbers in the longest client's parameters (shorter ones are padded with zeros).
 """
@@ -24,19 +24,19 @@ from fl_lightning.strategies.base import Strategy, server_dtype
 
 #: Name of the stage in which the clients train and exchange nothing.
 ALONE = "alone"
-#: A pull that takes away less than this share of every disagreement in so many rounds is as good as none.
+#: A pull that removes less than this share of every disagreement in so many rounds is as good as none.
 _LEAST_SHARE, _MANY_ROUNDS = 0.1, 100
 
 
 @dataclass(kw_only=True, eq=False)
 class Decentralized(Strategy):
-    """Base of the family: train, exchange messages with the neighbors, combine (Jacobi: everyone at once).
+    """Base class of the family: train, exchange messages with the neighbors, combine (Jacobi: all clients at once).
 
-    Clients held out of training have no say in it; when they join, they have only what they trained themselves.
+    Unseen clients do not affect the training; after onboarding, they have only what they trained themselves.
 
     Args:
-        topology: Builds the graph of the clients; None takes the data's client relation graph.
-        exchange_every: Rounds from one exchange to the next; in those between, clients train alone and nothing is sent.
+        topology: Builds the graph of the clients; None for the data's client relation graph.
+        exchange_every: Rounds from one exchange to the next; in between, clients train alone and nothing is sent.
     """
 
     topology: Topology | None = None
@@ -54,15 +54,15 @@ class Decentralized(Strategy):
     def combine(self, clients: Tensor, trained_CP: Tensor) -> Tensor:
         """The new parameters of the clients that responded, (C, P).
 
-        The result must not depend on the order of the clients: everyone reads this round's messages.
+        The result must not depend on the order of the clients: all of them read this round's messages.
 
         Args:
-            clients: Indices of those that responded; only they exchange messages in this round.
+            clients: Indices of the clients that responded; only they exchange messages in this round.
             trained_CP: Their parameters after local training; those before are ``self.models_CP[clients]``.
         """
 
     def setup(self, federation: Federation) -> None:
-        """Draw the topology over all clients; everyone starts from the common initial parameters.
+        """Draw the topology over all clients; all of them start from the common initial parameters.
 
         Raises:
             ValueError: There is no topology, or it does not connect the training clients.
@@ -74,7 +74,7 @@ class Decentralized(Strategy):
         nets = federation.architectures
         lengths = [sum(parameter.numel() for parameter in net.values()) for net in nets]
         starts = [to_wire({n: p[None] for n, p in net.items()}, max(lengths))[FLAT] for net in nets]
-        #: Numbers in each client's parameters.
+        #: Number of parameter values of each client.
         self.sizes = [lengths[kind] for kind in federation.architecture_of]
         self.models_CP = torch.cat([starts[kind] for kind in federation.architecture_of])
 
@@ -89,16 +89,16 @@ class Decentralized(Strategy):
         return check_connected(federation.relation_CC > 0, "the data's client relation graph")
 
     def stages(self, round_idx: int) -> Sequence[Stage]:
-        """Local training, and one exchange with the neighbors where the round is one for it."""
+        """Local training, and one exchange with the neighbors if it is due."""
         stage = dataclasses.replace(self.training(round_idx), upload=(FLAT,))
         return [dataclasses.replace(stage, name=ALONE) if (round_idx + 1) % self.exchange_every else stage]
 
     def persistence(self) -> Persistence:
-        """No parameters: what each client holds since it last combined is sent to it."""
+        """No parameters: each client is sent its own combined model."""
         return dataclasses.replace(super().persistence(), parameters=())
 
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
-        """What each client holds since it last combined."""
+        """Each client's own model, as last combined."""
         return self._combined_models(clients)
 
     def _combined_models(self, clients: Sequence[int]) -> Payload:
@@ -106,7 +106,7 @@ class Decentralized(Strategy):
         return Payload(clients=tuple(clients), parameters={FLAT: self.models_CP[rows]})
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
-        """Everyone that responded combines, or goes on alone."""
+        """Combine the models of the clients that responded, or keep them as trained."""
         if upload.clients:
             rows = torch.tensor(upload.clients, device=self.federation.device)
             new_CP = trained_CP = upload.parameters[FLAT]
@@ -119,21 +119,21 @@ class Decentralized(Strategy):
         return self.adjacency_CC[clients][:, clients]
 
     def peer_bytes(self, stage: Stage, upload: Payload) -> Sequence[int]:
-        """Bytes that each client that responded sends to its neighbors in a stage; none where they train alone."""
+        """Bytes that each responding client sends to its neighbors in a stage; 0 if they train alone."""
         if stage.name == ALONE or not upload.clients:
             return [0] * len(upload.clients)
         numbers_C: list[int] = self.sent_numbers(torch.tensor(upload.clients, device=self.federation.device)).tolist()
         return [numbers * self.models_CP.element_size() for numbers in numbers_C]
 
     def sent_numbers(self, clients: Tensor) -> Tensor:
-        """Numbers that each of them sends in an exchange, int64 (C,): its parameters to each neighbor that is there.
+        """How many values each of them sends in an exchange, int64 (C,): its parameters to each present neighbor.
 
-        Called before they combine.
+        It is called before they combine.
         """
         return self.neighbors(clients).sum(dim=1) * torch.tensor(self.sizes, device=clients.device)[clients]
 
     def model_for(self, clients: Sequence[int]) -> Payload | None:
-        """Each client's model after it has combined; unseen clients' as they trained it, for they combine nothing."""
+        """Each client's model after combining; unseen clients' as trained, since they do not combine."""
         return self._combined_models(clients) if set(clients) <= set(self.federation.training_clients) else None
 
     def matrices(self) -> Mapping[str, Tensor]:
@@ -144,7 +144,7 @@ class Decentralized(Strategy):
         """Restore the clients' models.
 
         Raises:
-            ValueError: They lived on another topology.
+            ValueError: The state belongs to another topology.
         """
         adjacency_CC = self.adjacency_CC
         super().load_state_dict(state)
@@ -156,18 +156,18 @@ class Decentralized(Strategy):
 
 
 def warn_if_weak(product: float, factors: str, exchange_every: int) -> None:
-    """Say so before training if the neighbors' pull is too small to matter.
+    """Warn before training if the neighbors' pull is too weak to matter.
 
     Args:
-        product: Share of the most strongly pulled disagreement that an exchange takes away.
-        factors: What it is the product of, in words.
+        product: Share of the most strongly pulled disagreement that an exchange removes.
+        factors: The factors of the product, in words.
         exchange_every: Rounds from one exchange to the next.
     """
     share = 1 - (1 - min(product, 1.0)) ** (_MANY_ROUNDS / exchange_every)
     if share < _LEAST_SHARE:
         warnings.warn(
             f"the pull of the neighbors is too weak to matter: {factors} is {product:.2g}, so that {_MANY_ROUNDS} "
-            f"rounds take away at most {100 * share:.1g} % of any disagreement, and this is local training; raise "
+            f"rounds remove at most {100 * share:.1g} % of any disagreement, and this is local training; raise "
             f"strategy.regularization, up to {1 / product:,.2g} times",
             stacklevel=4,
         )

@@ -19,15 +19,15 @@ from fl_lightning.strategies.decentralized.restriction_maps import RestrictionMa
 class DenseMaps(RestrictionMaps):
     """Maps stored element by element, those of one client as one matrix (R, D).
 
-    A product or an update is then one matrix-vector product or rank-one update a client, at the speed of memory.
-    An iteration with products batched over all edges took longer on a CPU, for 100 numbers a model as for 10,000.
+    A product or an update is then one matrix-vector product or rank-one update per client, at memory bandwidth. With
+    products batched over all edges, an iteration took longer on a CPU, both for models of 100 and of 10,000 values.
 
     Args:
-        start: Draws each map.
-        shared_initialization: Both ends of an edge start from the same map, so that they begin by comparing the same
-            things; only for models of equal sizes. The paper draws both.
+        initialization: Draws each map.
+        shared_initialization: Whether both ends of an edge start from the same map, so that they begin by comparing the
+            same things; only for models of equal sizes. The paper draws both.
 
-    The others are those of :class:`RestrictionMaps`.
+    The other arguments are those of :class:`RestrictionMaps`.
 
     Example:
         >>> path_CC = torch.tensor([[0, 1, 0], [1, 0, 1], [0, 1, 0]])
@@ -80,21 +80,21 @@ class DenseMaps(RestrictionMaps):
 
     @property
     def num_stored_numbers(self) -> int:
-        """The elements of all maps."""
+        """The number of elements of all maps."""
         return sum(map_RD.numel() for map_RD in self._maps)
 
     def project(self, models: Sequence[Tensor]) -> Tensor:
-        """One matrix-vector product a client."""
+        """One matrix-vector product per client."""
         return torch.cat([map_RD @ model_D for map_RD, model_D in zip(self._maps, models, strict=True)])
 
     def pull_back(self, residual_M: Tensor) -> list[Tensor]:
-        """One transposed matrix-vector product a client."""
+        """One transposed matrix-vector product per client."""
         residuals = torch.split(residual_M, self.num_rows_C)
         return [residual_R @ map_RD for residual_R, map_RD in zip(residuals, self._maps, strict=True)]
 
     @torch.no_grad()
     def update(self, residual_M: Tensor, models: Sequence[Tensor], step: float) -> None:
-        """One rank-one update a client, in place."""
+        """One rank-one update per client, in place."""
         for map_RD, residual_R, model_D in zip(
             self._maps, torch.split(residual_M, self.num_rows_C), models, strict=True
         ):
@@ -109,7 +109,7 @@ class DenseMaps(RestrictionMaps):
         return {str(client): map_RD for client, map_RD in enumerate(self._maps)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Copy the maps in."""
+        """Copy the maps from the state."""
         check_keys(state, self.state_dict())
         for client, map_RD in enumerate(self._maps):
             result = state[str(client)]

@@ -5,7 +5,7 @@ and without momentum at first,
 
     K times  y <- y - η ∇f_i(y) + ρ (y - y before)        then  θ_i <- Σ_j W_ij y_j
 
-which are the steps of ``torch.optim.SGD`` with momentum ρ, started anew in every round; W as in D-PSGD. With one step
+which are the steps of ``torch.optim.SGD`` with momentum ρ, reset in every round; W as in D-PSGD. With one step
 and no momentum it is D-PSGD. The paper's quantized messages are left out.
 
 Leaves the client: its model, to its neighbors.
@@ -23,11 +23,11 @@ from fl_lightning.strategies.decentralized.dpsgd import DPSGD
 
 @dataclass(kw_only=True, eq=False)
 class DFedAvgM(DPSGD):
-    """Average with the neighbors after local training by momentum, whose rate and ρ are those of ``model.optimizer``.
+    """Average with the neighbors after local training with momentum; its rate and ρ are those of ``model.optimizer``.
 
     Args:
-        num_epochs: Local epochs a round.
-        reset_optimizer: Forget the momentum after every round, as in the paper.
+        num_epochs: Number of local epochs per round.
+        reset_optimizer: Reset the momentum after every round, as in the paper.
     """
 
     num_epochs: int = 3
@@ -36,7 +36,7 @@ class DFedAvgM(DPSGD):
     default_optimizer = functools.partial(SGD, lr=0.1, momentum=0.9, fused=True)
 
     def setup(self, federation: Federation) -> None:
-        """Draw the topology, and say so if the steps are no heavy ball's."""
+        """Draw the topology, and warn if the optimizer is not SGD with momentum."""
         super().setup(federation)
         optimizer = None if federation.client is None else federation.client.configure_optimizers()
         if not isinstance(optimizer, SGD):

@@ -24,9 +24,9 @@ class DFedU(Decentralized):
     α is the clients' learning rate. Their optimizer should be SGD; another one changes the local steps alone.
 
     Args:
-        regularization: λ; 0 is Local. (Sheaf-FMTL compares with 0.001, which does not couple.)
-        edge_weights: a_ij: ``one`` for all neighbors (as Sheaf-FMTL compares with), or ``relation`` for the weights of
-            the data's client relation graph (FedU's).
+        regularization: λ; 0 is Local. (Sheaf-FMTL's comparison uses 0.001, which hardly couples the clients.)
+        edge_weights: a_ij: ``one`` for all neighbors (as in Sheaf-FMTL's comparison), or ``relation`` for the weights
+            of the data's client relation graph (as in FedU).
     """
 
     regularization: float = 0.1
@@ -75,7 +75,7 @@ class DFedU(Decentralized):
         return trained_CP - pull_CC.to(trained_CP) @ self.models_CP[clients].to(trained_CP)
 
     def sent_numbers(self, clients: Tensor) -> Tensor:
-        """Nothing is sent if nobody pulls."""
+        """Nothing is sent without regularization."""
         return super().sent_numbers(clients) * (self.regularization > 0)
 
     def metrics(self) -> Mapping[str, float]:

@@ -27,8 +27,8 @@ class DPSGD(Decentralized):
     """Average with the neighbors after local training.
 
     Args:
-        masked_averaging: Average each number over those that moved it in local training
-    (``kernels/masked_averaging.py``).
+        masked_averaging: Average each coordinate over the clients that updated it in local training
+            (``kernels/masked_averaging.py``).
     """
 
     num_epochs: int = 3

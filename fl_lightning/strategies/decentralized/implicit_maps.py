@@ -27,20 +27,20 @@ from fl_lightning.strategies.decentralized.restriction_maps import RestrictionMa
 
 @refuse_former_names
 class ImplicitMaps(RestrictionMaps):
-    """Maps whose start is a fast transform and whose learned part has low rank; see the head of this file.
+    """Maps whose initialization is a fast transform and whose learned part has low rank; see the module docstring.
 
-    Memory is about 5/4 ``max_rank`` models a client, whatever the projection fraction, and a step takes no more than
-    writing down the model, save that every max_rank / 4 steps the directions are sorted anew. The maps are exact
-    while there have been no more than 5/4 ``max_rank`` steps; then :meth:`truncation_errors` tells. Dense maps take
-    less memory where the rows R of a client are fewer than that, and less time where they are fewer than some 150.
+    Memory is about 5/4 ``max_rank`` models per client, whatever the projection fraction, and a step takes no longer
+    than writing the model to memory, except that the directions are compressed every max_rank / 4 steps. The maps are
+    exact for the first 5/4 ``max_rank`` steps; after that, :meth:`truncation_errors` bounds the error. Dense maps need
+    less memory if a client has fewer rows R than that, and less time if it has fewer than about 150.
 
     Args:
-        max_rank: Directions kept of what each client's maps have learned, at least 1.
-        tolerance: Share of what was learned that may be dropped at a time even though there is room, in [0, 1).
-        shared_initialization: Both ends of an edge start from the same rows, as for ``DenseMaps``. The edges of a
-            client have different ones, as long as there are enough.
+        max_rank: Number of learned directions that are kept for each client's maps, at least 1.
+        tolerance: Share of the learned part that may be dropped at a time although there is space, in [0, 1).
+        shared_initialization: Whether both ends of an edge start from the same rows, as for ``DenseMaps``. The edges of
+            a client have different rows, as long as there are enough.
 
-    The others are those of :class:`~fl_lightning.strategies.decentralized.restriction_maps.RestrictionMaps`.
+    The other arguments are those of :class:`~fl_lightning.strategies.decentralized.restriction_maps.RestrictionMaps`.
     """
 
     def __init__(
@@ -81,36 +81,36 @@ class ImplicitMaps(RestrictionMaps):
 
     @property
     def num_stored_numbers(self) -> int:
-        """Signs, rows and scales of the start; basis and coefficients of what was learned."""
+        """Signs, rows and scales of the initialization; basis and coefficients of the learned part."""
         start_numbers = sum(start.num_stored_numbers for start in self._starts)
         return start_numbers + sum(learned.num_stored_numbers for learned in self._learned)
 
     @property
     def ranks(self) -> list[int]:
-        """How many directions of its models each client keeps now."""
+        """How many directions of its models each client currently keeps."""
         return [learned.num_used for learned in self._learned]
 
     def truncation_errors(self) -> Tensor:
         """Return a bound on the error of each client's maps as a share of what they have learned, float64 (C,).
 
-        It is the sum of the Frobenius norms of all that was ever dropped, over the norm of the learned part; 0 where
-        nothing was. The exact maps meant are those of the same residuals and models.
+        It is the sum of the Frobenius norms of everything that was ever dropped, over the norm of the learned part; 0
+        if nothing was dropped. It compares with the exact maps for the same residuals and models.
         """
         return torch.tensor([learned.dropped_share for learned in self._learned], dtype=torch.float64)
 
     def project(self, models: Sequence[Tensor]) -> Tensor:
-        """One transform a client and one product with what was learned."""
+        """One transform per client and one product with the learned part."""
         parts = zip(self._starts, self._learned, models, strict=True)
         return torch.cat([start.times(model_D) - learned.times(model_D) for start, learned, model_D in parts])
 
     def pull_back(self, residual_M: Tensor) -> list[Tensor]:
-        """One transform a client and one product with what was learned."""
+        """One transform per client and one product with the learned part."""
         parts = zip(self._starts, self._learned, torch.split(residual_M, self.num_rows_C), strict=True)
         return [start.transposed_times(r_R) - learned.transposed_times(r_R) for start, learned, r_R in parts]
 
     @torch.no_grad()
     def update(self, residual_M: Tensor, models: Sequence[Tensor], step: float) -> None:
-        """Note model and residuals of every client that disagrees with a neighbor."""
+        """Record model and residuals of every client that disagrees with a neighbor."""
         for learned, residual_R, model_D in zip(
             self._learned, torch.split(residual_M, self.num_rows_C), models, strict=True
         ):
@@ -124,7 +124,7 @@ class ImplicitMaps(RestrictionMaps):
         return self._starts[client].transposed_times(identity_RR) - learned.coefficient_BR.T @ learned.basis_BD
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What was learned, in copies, and the seed; the start is drawn again from the seed."""
+        """Copies of the learned part, and the seed, from which the initialization is drawn again."""
         learned = self._learned
         return {
             "seed": torch.tensor(self.seed),
@@ -135,10 +135,10 @@ class ImplicitMaps(RestrictionMaps):
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what was learned.
+        """Restore the learned part.
 
         Raises:
-            ValueError: The state is of another seed, or has other shapes.
+            ValueError: The state belongs to another seed, or has other shapes.
         """
         check_keys(state, self.state_dict())
         check_seed(int(state["seed"]), self.seed)

@@ -1,4 +1,4 @@
-"""What restriction maps that are stored element by element (``dense_maps.py``) start from.
+"""Initializations of restriction maps that are stored element by element (``dense_maps.py``).
 
 Ben Issaid, Vepakomma, Bennis: "Tackling Feature and Sample Heterogeneity in Decentralized Multi-Task Learning: A
 Sheaf-Theoretic Approach" (Sheaf-FMTL), Table 6. Departure: its standard normal initialization is scaled by 1/sqrt(d_i),
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class MapInitialization(ABC):
-    """Draws one map before anything is learned; never zero, which eq. (19) would never leave."""
+    """Draws one initial map; never zero, since eq. (19) would keep it at zero."""
 
     @abstractmethod
     def __call__(self, shape: tuple[int, int], random: torch.Generator, dtype: torch.dtype) -> Tensor:
@@ -26,8 +26,8 @@ class GaussianInitialization(MapInitialization):
     """Independent normal elements.
 
     Args:
-        deviation: Their standard deviation, above 0; None takes 1/sqrt(d_i), which makes rows about 1 long. The paper
-            uses 1, and 0.01 and 0.1 in its Table 6.
+        deviation: Their standard deviation, above 0; None for 1/sqrt(d_i), which gives rows a norm of about 1. The
+            paper uses 1, and 0.01 and 0.1 in its Table 6.
     """
 
     deviation: float | None = None

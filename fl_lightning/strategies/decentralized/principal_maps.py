@@ -1,9 +1,9 @@
-"""One restriction map of our own for all edges, for models of equal sizes: where the clients differ most.
+"""Our own restriction map, one for all edges, for models of equal sizes: the directions in which clients differ most.
 
 Sheaf-FMTL learns a map for each edge. Here the clients train alone for some rounds; the principal directions of the
 differences between their models are then the map of every edge for the rest of the run. It does not learn, and one
-message a round suffices. What lies outside of these directions stays each client's own, as in the paper what lies in
-the kernel of its maps.
+message per round suffices. What lies outside these directions stays personal, as in the paper what lies in the kernel
+of the maps.
 
 Shape legend: as in restriction_maps; R rows of the map.
 """
@@ -19,16 +19,16 @@ from fl_lightning.strategies.decentralized.restriction_maps import RestrictionMa
 class PrincipalMaps(RestrictionMaps):
     """One map for all edges: the directions in which the clients' models differ most after some rounds alone.
 
-    In the exchange after these the models are sent along a tree to one client, which sends the first d_ij right
-    singular vectors of the centered models back; both is counted. Until then nobody is pulled.
+    In the next exchange, the models are sent along a tree to one client, which returns the first d_ij right singular
+    vectors of the centered models; both are counted. Until then, there is no pull.
 
     Args:
-        sizes: Numbers in each client's model; all alike.
-        adjacency_CC: Who is joined to whom.
-        projection_fraction: Its rows are at most one less than the clients.
-        num_alone: Exchanges to pass before, at least 1.
+        sizes: Number of values in each client's model; all equal.
+        adjacency_CC: Which clients are neighbors.
+        projection_fraction: γ; the number of rows must be less than the number of clients.
+        num_alone: Number of exchanges before the map is computed, at least 1.
 
-    The others are those of :class:`~fl_lightning.strategies.decentralized.restriction_maps.RestrictionMaps`.
+    The other arguments are those of :class:`~fl_lightning.strategies.decentralized.restriction_maps.RestrictionMaps`.
     """
 
     learns = False
@@ -64,9 +64,9 @@ class PrincipalMaps(RestrictionMaps):
         self._count_gathering()
 
     def _count_gathering(self) -> None:
-        """Numbers that are communicated in the exchange in which the map is found.
+        """Count the values that are communicated when the map is computed: models up a tree, and the map down.
 
-        Models up a tree, and the map down.
+        They are added to ``extra_numbers_C``.
         """
         import networkx as nx
 
@@ -79,7 +79,7 @@ class PrincipalMaps(RestrictionMaps):
             self.extra_numbers_C[client] = above * self.sizes[0] + tree.out_degree(client) * self.map_RD.numel()
 
     def advance(self, models: Sequence[Tensor], members_C: Tensor) -> None:
-        """Find the map when its time has come."""
+        """Compute the map when it is due."""
         self.num_exchanges += 1
         if self.num_exchanges == self.num_alone:
             model_CD = torch.stack(list(models))[members_C.to(self.device)]
@@ -90,7 +90,7 @@ class PrincipalMaps(RestrictionMaps):
 
     @property
     def num_stored_numbers(self) -> int:
-        """The one map, at every client."""
+        """The size of the map, stored by every client."""
         return self.map_RD.numel() * len(self.sizes)
 
     def project(self, models: Sequence[Tensor]) -> Tensor:
@@ -103,8 +103,8 @@ class PrincipalMaps(RestrictionMaps):
         residuals = torch.split(residual_M.view(-1, len(self.map_RD)), self.degree_C)
         return list(torch.stack([residual.sum(dim=0) for residual in residuals]) @ self.map_RD)
 
-    def largest_curvature(self) -> float:
-        """That of the graph's Laplacian, which it will be when the map is found."""
+    def largest_curvature(self, tolerance: float = 0.0) -> float:
+        """The largest eigenvalue of the graph's Laplacian, exact, which applies once the map is computed."""
         adjacency_CC = (self.num_rows_CC > 0).double()
         return float(torch.linalg.eigvalsh(torch.diag(adjacency_CC.sum(dim=1)) - adjacency_CC)[-1])
 
@@ -113,7 +113,7 @@ class PrincipalMaps(RestrictionMaps):
         return self.map_RD.repeat(self.degree_C[client], 1)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The map, and how many exchanges there were."""
+        """The map, and the number of exchanges so far."""
         return {"map": self.map_RD, "num_exchanges": torch.tensor(self.num_exchanges)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

@@ -1,10 +1,11 @@
-"""Restriction maps of our own that are drawn anew for every exchange.
+"""Our own restriction maps, which are drawn again for every exchange.
 
-Sheaf-FMTL learns a map for each edge, stores it at both ends and sends two messages a round. What maps do to the models
-is the sheaf Laplacian (``restriction_maps.py``), whoever chooses them. These are random rows, the same at both ends of
-an edge and other ones in every exchange, drawn from a key: on average over exchanges P^T P is gamma times the identity,
-so that this is dFedU with gamma times its pull and gamma times its bits, however small gamma is, and nothing is stored
-or sent but one message. (Gradients and differences of models sent as random projections are known as sketching.)
+Sheaf-FMTL learns a map for each edge, stores it at both ends and sends two messages a round. The effect of maps on the
+models is that of the sheaf Laplacian (``restriction_maps.py``), however they are chosen. These maps are random rows,
+the same at both ends of an edge and different in every exchange, drawn from a key: averaged over exchanges, P^T P is
+gamma times the identity, so that this is dFedU with gamma times its pull and gamma times its bits, however small gamma
+is; nothing is stored, and only one message is sent. (Sending random projections of gradients or models is known as
+sketching.)
 
 Shape legend: as in restriction_maps; N length of the transform.
 """
@@ -21,20 +22,19 @@ from fl_lightning.strategies.decentralized.restriction_maps import RestrictionMa
 
 
 class RedrawnMaps(RestrictionMaps):
-    """Shared random maps that are drawn anew for every exchange: rows of a randomized Hartley transform.
+    """Shared random maps that are drawn again for every exchange: rows of a randomized Hartley transform.
 
     The edges of a client have different rows, as long as there are enough, so that the largest
     eigenvalue of the sheaf Laplacian is about 2 and α λ may be as large as 1; at 1/2 neighbors meet halfway.
 
     Args:
-        sizes: Numbers in each client's model.
-        adjacency_CC: Who is joined to whom.
-        num_compared: Compare the first so many numbers of each model, of which γ is a share then; None for all, which
-            is for equal sizes.
-            ``SheafFMTL`` puts the numbers first that all nets have; of nets that differ in width alone, these are as
-            many as the narrowest has.
+        sizes: Number of values in each client's model.
+        adjacency_CC: Which clients are neighbors.
+        num_compared: Compare only the first ``num_compared`` values of each model, and take γ as a share of these; None
+            for all, which requires equal sizes. ``SheafFMTL`` orders the values that all nets have first; in nets that
+            differ only in width, these are as many as the narrowest net has.
 
-    The others are those of :class:`~fl_lightning.strategies.decentralized.restriction_maps.RestrictionMaps`.
+    The other arguments are those of :class:`~fl_lightning.strategies.decentralized.restriction_maps.RestrictionMaps`.
     """
 
     learns = False
@@ -86,13 +86,13 @@ class RedrawnMaps(RestrictionMaps):
         )
 
     def advance(self, models: Sequence[Tensor], members_C: Tensor) -> None:
-        """Draw the next ones."""
+        """Draw the next maps."""
         self.num_exchanges += 1
         self._redraw()
 
     @property
     def num_stored_numbers(self) -> int:
-        """None but the signs and rows of one exchange."""
+        """Only the signs and rows of one exchange."""
         return self._rows.num_stored_numbers
 
     def project(self, models: Sequence[Tensor]) -> Tensor:
@@ -119,14 +119,14 @@ class RedrawnMaps(RestrictionMaps):
         return torch.nn.functional.pad(map_RD, (0, self.sizes[client] - self.num_compared))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """How many were drawn, and from which seed."""
+        """How often the maps were drawn, and from which seed."""
         return {"seed": torch.tensor(self.seed), "num_exchanges": torch.tensor(self.num_exchanges)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Draw the same.
+        """Draw the same maps.
 
         Raises:
-            ValueError: The state is of another seed.
+            ValueError: The state belongs to another seed.
         """
         check_keys(state, self.state_dict())
         check_seed(int(state["seed"]), self.seed)

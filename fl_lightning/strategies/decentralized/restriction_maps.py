@@ -3,7 +3,7 @@
 Ben Issaid, Vepakomma, Bennis: "Tackling Feature and Sample Heterogeneity in Decentralized Multi-Task Learning: A
 Sheaf-Theoretic Approach" (Sheaf-FMTL), Section 3.4: the projections P_ij theta_i and the sum over neighbors of
 eq. (18), the step of eq. (19), and the sheaf Laplacian L of eq. (8), for which eq. (18) descends 1/2 theta^T L theta.
-This is what all kinds of maps have in common; each kind has a file. Departure: d_ij is at least 1.
+This file has what all kinds of maps have in common; each kind has a file of its own. Departure: d_ij is at least 1.
 
 Two things follow from eq. (19) at fixed models. With step s it multiplies every residual m_ij - m_ji by
 1 - s (|theta_i|^2 + |theta_j|^2), both ends being updated at once, so s must stay below 2 / (|theta_i|^2 +
@@ -34,7 +34,7 @@ from fl_lightning.strategies.decentralized.map_initialization import (
     UniformInitialization,
 )
 
-#: Configurations know the starts by this module.
+#: Configurations name the initializations by this module.
 __all__ = [
     "GaussianInitialization",
     "IdentityInitialization",
@@ -48,33 +48,34 @@ __all__ = [
 class RestrictionMaps(ABC):
     """One linear map P_ij of shape (d_ij, d_i) for every directed edge, with d_ij = floor(fraction * min(d_i, d_j)).
 
-    Models are sequences of one vector (D,) a client. Messages and residuals are one flat vector (M,) of all clients'
-    numbers, sorted by sender and then by receiver; ``num_rows_E`` divides it into edges and ``num_rows_C`` into
+    Models are sequences of one vector (D,) per client. Messages and residuals are one flat vector (M,) of all clients'
+    values, sorted by sender and then by receiver; ``num_rows_E`` divides it into edges and ``num_rows_C`` into
     clients.
 
     Args:
-        sizes: Numbers in each client's model.
-        adjacency_CC: Who is joined to whom: boolean, symmetric, without self loops.
-        projection_fraction: In (0, 1]; at least one row is kept of every map.
-        most_compared: Count only so many numbers of a model, if there are more.
-        seed: Of the starting maps. What is drawn hangs on the client's or the pair's index alone.
-        dtype: float32 or float64, of the maps and of the models they meet.
-        device: Of the maps.
+        sizes: Number of values in each client's model.
+        adjacency_CC: Which clients are neighbors: boolean, symmetric, without self loops.
+        projection_fraction: γ, in (0, 1]; every map has at least one row.
+        most_compared: Count at most this many values of a model.
+        seed: Seed of the initial maps. Draws depend only on the index of the client or the pair.
+        dtype: float32 or float64, for the maps and the models.
+        device: Device of the maps.
 
     Attributes:
         num_rows_E: d_ij of each directed edge.
         num_rows_C: R of each client.
         num_rows_CC: d_ij as a matrix, 0 where there is no edge.
-        extra_numbers_C: Numbers that each client sends in the coming exchange beside its messages, int64.
+        extra_numbers_C: Number of values that each client sends in the coming exchange in addition to its messages,
+            int64.
 
     Raises:
         ValueError: A setting is out of range, sizes and adjacency do not fit each other, or the maps do not fit into
             memory.
     """
 
-    #: Whether eq. (19) changes them; the others need ``map_step_size: 0``.
+    #: Whether eq. (19) changes the maps; otherwise ``map_step_size`` must be 0.
     learns: ClassVar[bool] = True
-    #: Whether the maps of one exchange compare all that the clients shall agree in, so that their rows can be counted.
+    #: Whether the maps of one exchange compare everything on which clients should agree, so that rows can be counted.
     is_complete: ClassVar[bool] = True
     #: Whether there is nothing to send yet.
     is_silent: bool = False
@@ -107,7 +108,7 @@ class RestrictionMaps(ABC):
         source_E, target_E = self.edge_index_2E
         size_C = torch.tensor(self.sizes if most_compared is None else [min(d, most_compared) for d in self.sizes])
         smaller_E = torch.minimum(size_C[source_E], size_C[target_E]).double()
-        # 0.29 * 100 is a rounding below 29
+        # 0.29 * 100 is below 29 by rounding
         rows_E = (projection_fraction * smaller_E + 1e-9).floor().long().clamp_min(1)
         self.num_rows_CC = torch.zeros(adjacency_CC.shape, dtype=torch.long).index_put((source_E, target_E), rows_E)
         self.num_rows_E: list[int] = rows_E.tolist()
@@ -121,7 +122,7 @@ class RestrictionMaps(ABC):
         self._target_M = target_E.repeat_interleave(rows_E).to(self.device)
 
     def _require_memory(self) -> None:
-        """Refuse maps that do not fit; here what every kind has, three index numbers for each of a message."""
+        """Refuse maps that do not fit into memory; here, three indices for each value of a message."""
         require(
             3 * 8 * self.num_message_numbers,
             f"the messages of {len(self.num_rows_E):,} directed edges",
@@ -137,7 +138,7 @@ class RestrictionMaps(ABC):
             )
 
     def _shared_places(self) -> Tensor:
-        """Numbers of rows that are the same at both ends of an edge, and others at its ends' other edges, (M,)."""
+        """Row indices that are the same at both ends of an edge, but different at other edges of its ends, (M,)."""
         longest = max(self.num_rows_E, default=0)
         first_E = longest * edge_colors(self.edge_index_2E, len(self.sizes))
         indices = [torch.arange(rows) + first for rows, first in zip(self.num_rows_E, first_E, strict=True)]
@@ -145,13 +146,13 @@ class RestrictionMaps(ABC):
 
     @property
     def num_message_numbers(self) -> int:
-        """M: how many numbers are communicated when every client projects its model for each of its neighbors."""
+        """M: how many values are sent when every client projects its model for each of its neighbors."""
         return sum(self.num_rows_E)
 
     @property
     @abstractmethod
     def num_stored_numbers(self) -> int:
-        """How many numbers the maps take in memory."""
+        """How many values the maps store in memory."""
 
     @abstractmethod
     def project(self, models: Sequence[Tensor]) -> Tensor:
@@ -164,26 +165,26 @@ class RestrictionMaps(ABC):
     def update(self, residual_M: Tensor, models: Sequence[Tensor], step: float) -> None:
         """Take the gradient step P_ij <- P_ij - step r_ij theta_i^T of eq. (19), where step is eta lambda.
 
-        Never called where ``learns`` is false.
+        It is never called if ``learns`` is false.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no update: set learns to False, or write it")
+        raise NotImplementedError(f"{type(self).__name__} has no update: set learns to False, or implement it")
 
     def advance(self, models: Sequence[Tensor], members_C: Tensor) -> None:
-        """End an exchange: maps that change by themselves do it here.
+        """End an exchange; maps that change without learning do so here.
 
         Args:
-            models: What the clients have after it.
+            models: The clients' models after the exchange.
             members_C: Clients that are not held out of training, boolean.
         """
         return
 
     @abstractmethod
     def matrix(self, client: int) -> Tensor:
-        """Return the maps of a client stacked in the order of its neighbors, (R, D): to read and to test."""
+        """Return the maps of a client stacked in the order of its neighbors, (R, D), for inspection and tests."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Tensor]:
-        """Return what the maps have become, as tensors."""
+        """Return the state of the maps as tensors."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -191,15 +192,15 @@ class RestrictionMaps(ABC):
 
     @abstractmethod
     def _row_squares(self) -> Tensor:
-        """Squared length of every row of every map, (M,)."""
+        """Squared norm of every row of every map, (M,)."""
 
     def residual(self, message_M: Tensor, present_C: Tensor | None = None) -> Tensor:
         """Return the disagreements r_ij = m_ij - m_ji, (M,).
 
         Args:
-            message_M: What :meth:`project` returned.
+            message_M: The result of :meth:`project`.
             present_C: Clients that take part, boolean; edges with an absent end get 0, so that neither model nor map
-                moves along them. None: everyone.
+                moves along them. None for all clients.
         """
         residual_M = message_M - message_M[self._opposite_M]
         if present_C is None:
@@ -212,8 +213,8 @@ class RestrictionMaps(ABC):
     ) -> Tensor:
         """Return the messages of the updated maps for the same models, m_ij - step |theta_i|^2 r_ij, (M,).
 
-        They are those that open the next iteration, if ``message_M`` are the messages that :meth:`update` used. Where
-        maps are truncated they miss that error.
+        They are the opening messages of the next iteration, if ``message_M`` are the messages that :meth:`update` used.
+        They ignore the error of truncated maps.
         """
         square_C = torch.stack([model.square().sum() for model in models])
         return message_M - step * square_C[self._source_M] * residual_M
@@ -226,11 +227,14 @@ class RestrictionMaps(ABC):
             norms_CC[tuple(self.edge_index_2E.to(self.device))] = torch.stack(norm_E)
         return norms_CC
 
-    def largest_curvature(self) -> float:
-        """The largest eigenvalue of the sheaf Laplacian L, to a thousandth (ARPACK's Lanczos, by products with it).
+    def largest_curvature(self, tolerance: float = 0.02) -> float:
+        """The largest eigenvalue of the sheaf Laplacian L (ARPACK's Lanczos, by products with it).
 
-        The gradient step of eq. (18), taken by everyone at once, diverges along L alone if alpha lambda times it
+        The gradient step of eq. (18), taken by all clients at once, diverges if alpha lambda times this eigenvalue
         reaches 2.
+
+        Args:
+            tolerance: Relative error. A product with L reads every map, so two hundredths are what a warning needs.
         """
         from scipy.sparse.linalg import LinearOperator, eigsh
 
@@ -245,14 +249,16 @@ class RestrictionMaps(ABC):
             return 0.0
         laplacian = LinearOperator((size, size), matvec=product, dtype=start_D.dtype)
         # a few vectors at a time: each is as long as all clients' models together
-        (result,) = eigsh(laplacian, 1, which="LA", v0=start_D, ncv=min(size, 8), tol=1e-3, return_eigenvectors=False)
+        (result,) = eigsh(
+            laplacian, 1, which="LA", v0=start_D, ncv=min(size, 8), tol=tolerance, return_eigenvectors=False
+        )
         return float(result)
 
     def rows_against_needed(self, members_C: Tensor) -> tuple[int, int]:
-        """Return how many numbers the edges among some clients compare, and how many make these agree.
+        """Return how many values the edges among some clients compare, and how many are needed for agreement.
 
-        N models of d numbers agree if N - 1 edges that form a tree compare all d, and with fewer than (N - 1) d
-        comparisons they need not. Models of unequal sizes can compare what the smaller of two has.
+        N models of d values agree if N - 1 edges that form a tree compare all d values; with fewer than (N - 1) d
+        comparisons they may disagree. Models of unequal sizes can compare the values of the smaller one.
 
         Args:
             members_C: The clients, boolean.
@@ -274,12 +280,12 @@ class RestrictionMaps(ABC):
 
 
 def check_keys(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Raise a ValueError that names the keys by which a state differs from the expected one."""
+    """Raise a ValueError that names the keys in which a state differs from the expected one."""
     if state.keys() != expected.keys():
         raise ValueError(f"the state of the maps differs in the keys {sorted(state.keys() ^ expected.keys())}")
 
 
-def check_seed(result: int, expected: int) -> None:
-    """Raise a ValueError if a state is of maps drawn from another seed."""
-    if result != expected:
-        raise ValueError(f"the state belongs to maps of seed {result}, these start from seed {expected}")
+def check_seed(seed: int, expected: int) -> None:
+    """Raise a ValueError if a state belongs to maps drawn from another seed."""
+    if seed != expected:
+        raise ValueError(f"the state belongs to maps of seed {seed}, these start from seed {expected}")

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class MapsFactory(Protocol):
-    """Builds restriction maps; what is left of a class's settings is the user's."""
+    """Builds restriction maps; all other settings of the class are the user's."""
 
     def __call__(
         self,
@@ -60,13 +60,13 @@ class SheafFMTL(Decentralized):
     α is the clients' learning rate. Their optimizer should be SGD; another one changes the local steps alone.
 
     Args:
-        regularization: λ; 0 is Local. (The paper's 0.001 does not couple maps whose rows are 1 long.)
-        map_step_size: η; 0 keeps the maps as they start. Maps that learn fast learn to ignore the neighbors.
+        regularization: λ; 0 is Local. (The paper's 0.001 hardly couples the clients if rows of maps have norm 1.)
+        map_step_size: η; 0 keeps the initial maps. Maps that learn fast learn to ignore the neighbors.
         projection_fraction: γ in d_ij = floor(γ min(d_i, d_j)), in (0, 1].
-        maps: Builds the maps: ``DenseMaps``, or ``ImplicitMaps`` where dense ones would not fit. Ours are
+        maps: Builds the maps: ``DenseMaps``, or ``ImplicitMaps`` if dense maps would not fit into memory. Our own are
             ``RedrawnMaps`` and ``PrincipalMaps``, which do not learn and need η = 0.
-        derive_opening: Compute the first message of a round from the round before instead of sending it. (Of
-            ``ImplicitMaps`` that were truncated this neglects the error.)
+        derive_opening: Compute the first message of a round from the previous round instead of sending it. (With
+            truncated ``ImplicitMaps`` this neglects their error.)
     """
 
     regularization: float = 1.0
@@ -84,10 +84,10 @@ class SheafFMTL(Decentralized):
         self.require_at_least(0, "regularization", "map_step_size")
 
     def setup(self, federation: Federation) -> None:
-        """Draw the maps, and check both steps against what they descend.
+        """Draw the maps, and check both step sizes against the curvature.
 
-        The maps have the clients in the order of their names, so that what is drawn for a client does not depend on
-        its index, and of each model the numbers first that all nets have.
+        The maps order the clients by name, so that what is drawn for a client does not depend on its index, and in each
+        model the values that all nets have come first.
         """
         super().setup(federation)
         indices = common_first(federation.architectures)
@@ -107,7 +107,7 @@ class SheafFMTL(Decentralized):
         )
         self.pull = federation.learning_rate * self.regularization
         self.coupling = 0.0
-        #: Neighbors that know each other's last changes, so that their opening messages can be derived.
+        #: Neighbors that know each other's last updates, so that their opening messages can be derived.
         self.up_to_date_CC = torch.zeros_like(self.adjacency_CC)
         self.warned_of_maps = False
         if self.map_step_size and not self.restriction_maps.learns:
@@ -121,7 +121,7 @@ class SheafFMTL(Decentralized):
             self._check_map_step(self._models())
 
     def _check_rows(self) -> None:
-        """Warn of maps that have too few rows for their kernel to be agreement."""
+        """Warn of maps with too few rows to enforce agreement."""
         rows, needed = self.restriction_maps.rows_against_needed(self.members_C)
         if self.restriction_maps.is_complete and rows < needed:
             edges = int(self.neighbors(self.members).sum()) // 2
@@ -162,7 +162,7 @@ class SheafFMTL(Decentralized):
             )
 
     def _models(self) -> list[Tensor]:
-        """Each client's parameters without padding, (d_i,), as the maps have them."""
+        """Each client's parameters without padding, (d_i,), in the order of the maps."""
         return [self.models_CP[client, self.positions[client]].to(self.restriction_maps.dtype) for client in self.order]
 
     def _present(self, clients: Tensor) -> Tensor:
@@ -170,7 +170,7 @@ class SheafFMTL(Decentralized):
         return torch.zeros_like(self.adjacency_CC[0]).index_fill(0, self.rank_C[clients], True)
 
     def combine(self, clients: Tensor, trained_CP: Tensor) -> Tensor:
-        """Eq. 18 among the clients that responded; absent ones are not heard."""
+        """Eq. 18 among the clients that responded; absent ones are left out."""
         if not self.regularization or self.restriction_maps.is_silent:
             return trained_CP
         message_M = self.restriction_maps.project(self._models())
@@ -198,16 +198,16 @@ class SheafFMTL(Decentralized):
             self.restriction_maps.update(residual_M, models, step)
             message_M = self.restriction_maps.messages_after_update(message_M, residual_M, models, step)
         residual_M = self.restriction_maps.residual(message_M, self.members_C)
-        self.coupling = 0.25 * self.regularization * float(residual_M.square().sum())  # each edge is there twice
+        self.coupling = 0.25 * self.regularization * float(residual_M.square().sum())  # each edge counts twice
         present_C = present_C[self.rank_C]
         same_CC = present_C[:, None] == present_C
         self.up_to_date_CC = self.adjacency_CC & same_CC & (present_C | self.up_to_date_CC)
         self.restriction_maps.advance(models, self.members_C)
 
     def sent_numbers(self, clients: Tensor) -> Tensor:
-        """Two messages of d_ij numbers to each neighbor, or one and a squared norm where the first is derived.
+        """Two messages of d_ij values to each neighbor, or one and a squared norm if the first is derived.
 
-        Neighbors that know each other's last changes can derive it.
+        Neighbors that know each other's last updates can derive it.
         """
         if not self.regularization:
             return torch.zeros_like(clients)

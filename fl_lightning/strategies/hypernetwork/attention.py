@@ -28,7 +28,7 @@ class QueryKeyAttention(nn.Module):
         channels: D.
 
     Attributes:
-        entropy: Of the last forward's attention, mean over the clients, as a share of log C: 1 where it is uniform.
+        entropy: Entropy of the last forward's attention, mean over the clients, as a share of log C; 1 if uniform.
     """
 
     def __init__(self, channels: int) -> None:
@@ -39,7 +39,7 @@ class QueryKeyAttention(nn.Module):
         self.value_DD = nn.Parameter(torch.eye(channels))
 
     def scores(self, x_CD: Tensor) -> Tensor:
-        """(X A_Q)(X A_K)^T, how much each client has of each, ``(C, C)``."""
+        """The attention scores (X A_Q)(X A_K)^T between clients, ``(C, C)``."""
         return (x_CD @ self.query_DD) @ (x_CD @ self.key_DD).T
 
     def forward(self, x_CD: Tensor) -> Tensor:
@@ -52,8 +52,8 @@ class QueryKeyAttention(nn.Module):
 class MatrixAttention(nn.Module):
     """A X with one learnable number per pair of clients, A starting as the identity, as in the released code.
 
-    A knows the first ``num_clients`` rows of X by their position. Rows after those are unseen clients: A has nothing
-    for them, so they keep their embedding (identity rows).
+    A refers to the first ``num_clients`` rows of X by their position. Later rows belong to unseen clients, for which A
+    has no entries, so they keep their embedding (identity rows).
     """
 
     def __init__(self, num_clients: int) -> None:

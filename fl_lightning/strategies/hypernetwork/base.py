@@ -28,22 +28,22 @@ from fl_lightning.round.payload import Payload, flatten, unflatten
 from fl_lightning.round.stage import ClientOutput, Evaluation, Persistence, Stage
 from fl_lightning.strategies.base import Strategy, server_dtype
 
-#: The generator counts as collapsed where the clients' models are generated this near to their mean, as a share of how
-#: far the trained ones lie from theirs.
+#: The generator counts as collapsed if the distance of the generated models from their mean is below this share of the
+#: distance of the trained models from theirs.
 COLLAPSED_SPREAD = 0.01
-#: Rounds of it in a row after which the user is told.
+#: Rounds of collapse in a row after which there is a warning.
 COLLAPSED_ROUNDS = 10
-#: Of the softmax of embeddings' cosines by which ``server/transfer`` takes clients to be similar.
+#: Temperature of the softmax of embeddings' cosines that defines similar clients for ``server/transfer``.
 KIN_TEMPERATURE = 10.0
 
 
 @dataclass(kw_only=True, eq=False)
 class Hypernetwork(Strategy):
-    """Base of the family.
+    """Base class of the family.
 
     Args:
-        personal: Shell-style patterns of parameters that are not generated and never leave their client.
-        num_server_steps: Optimizer steps on the generator a round, at least 1.
+        personal: Shell-style patterns of parameters that are not generated and are kept local.
+        num_server_steps: Optimizer steps on the generator per round, at least 1.
     """
 
     personal: Sequence[str] = ("head.*",)
@@ -77,11 +77,11 @@ class Hypernetwork(Strategy):
         """Generated parameters of the given clients (C, P), differentiable."""
 
     def extra_losses(self) -> Sequence[Tensor]:
-        """Scalars that the server minimizes beside the distance, of what :meth:`generate` computed last in training."""
+        """Scalars that the server also minimizes, from what :meth:`generate` computed last in training."""
         return ()
 
     def client_outputs(self, round_idx: int) -> Mapping[str, ClientOutput]:
-        """What the clients send beside their update in this round."""
+        """What the clients send in addition to their update in this round."""
         return {}
 
     def setup(self, federation: Federation) -> None:
@@ -93,7 +93,7 @@ class Hypernetwork(Strategy):
         self.num_collapsed_rounds = 0
         self.recorded_metrics: dict[str, float] = {"server/update_norm": 0.0}
         self._generated_for_evaluation: tuple[tuple[int, ...], Tensor] | None = None
-        with self.randomness("initialisation"):
+        with self.randomness("initialisation"):  # codespell:ignore initialisation
             self.generator = self.build_generator(sum(shape.numel() for shape in self.shapes.values()))
         self.dtype = server_dtype(next(iter(federation.parameters.values())).dtype)
         self.generator.to(federation.device, self.dtype)
@@ -112,12 +112,12 @@ class Hypernetwork(Strategy):
         )
 
     def persistence(self) -> Persistence:
-        """The parameters that are not generated; all where the trained models are the result."""
+        """The parameters that are not generated; all parameters if the trained models are the result."""
         names = tuple(name for name in self.federation.parameters if name not in self.shapes)
         return dataclasses.replace(super().persistence(), parameters=("*",) if self.predicts_trained() else names)
 
     def predicts_trained(self) -> bool:
-        """Whether the result is of the models as the clients have trained them, which live on then."""
+        """Whether the result is that of the models as the clients have trained them, which then live on."""
         return True
 
     def stages(self, round_idx: int) -> Sequence[Stage]:
@@ -128,7 +128,7 @@ class Hypernetwork(Strategy):
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload | None:
         """Generate in training mode; the graph is kept for the server step that follows.
 
-        Unseen clients train nobody.
+        The generator does not learn from unseen clients.
         """
         if not set(clients) <= set(self.federation.training_clients):
             return self.generate_for_evaluation(clients)
@@ -144,7 +144,7 @@ class Hypernetwork(Strategy):
             self.server_step(upload)
 
     def server_step(self, upload: Payload) -> None:
-        """Learn from the clients' updates, and note how well what is generated fits what they trained."""
+        """Learn from the clients' updates, and record how well generated models fit the trained ones."""
         generated_CP = self._generated
         del self._generated
         row = {client: row for row, client in enumerate(self._sent_to)}
@@ -160,10 +160,10 @@ class Hypernetwork(Strategy):
         The target stays that of the first step, so that further steps approach it without passing it.
 
         Args:
-            upload: What the clients that responded sent.
-            generated_CP: What was generated for this round, for all to whom it was sent.
-            rows: Which of its rows are those of the clients that responded.
-            update_CP: How far each of these moved.
+            upload: The upload of the clients that responded.
+            generated_CP: What was generated in this round, for all clients to which it was sent.
+            rows: Its rows that belong to the clients that responded.
+            update_CP: The updates of these clients.
         """
         whole = len(rows) == len(generated_CP)
         start_CP = those_of(generated_CP.detach(), rows)
@@ -184,7 +184,7 @@ class Hypernetwork(Strategy):
 
     @torch.no_grad()
     def _observe(self, clients: Sequence[int], start_CP: Tensor, update_CP: Tensor) -> None:
-        """Note the round's metrics; warn where all clients are generated alike, round after round."""
+        """Record the round's metrics; warn if all clients get the same model, round after round."""
         self.recorded_metrics = {"server/update_norm": float(update_CP.norm(dim=1).mean())}
         if len(clients) > 1:
             after_CP = flatten(self.generate_for_evaluation(clients).parameters).to(update_CP)
@@ -202,21 +202,21 @@ class Hypernetwork(Strategy):
             warnings.warn(
                 f"{type(self).__name__}: for {COLLAPSED_ROUNDS} rounds every client has been generated the same model "
                 f"(server/spread {self.recorded_metrics['server/spread']:.1e}), so nothing is personal "
-                f"but what clients train: "
+                f"except what clients train: "
                 "lower the server's learning rate, or compare the embeddings that the generator is given "
                 f"({self.metrics_in_words()})",
                 stacklevel=2,
             )
 
     def metrics_in_words(self) -> str:
-        """The metrics that tell why a generator may have collapsed."""
+        """The metrics that may explain why a generator has collapsed."""
         transferred = {
             name: value for name, value in self.recorded_metrics.items() if name.startswith("server/generator_")
         }
         return ", ".join(f"{name} {value:.2g}" for name, value in transferred.items()) or "server/..."
 
     def client_similarity(self, clients: Sequence[int]) -> Tensor | None:
-        """How alike the clients are to the generator, cosines (C, C); None if it has no embeddings of them."""
+        """The generator's similarities of clients, cosines (C, C); None if it has no embeddings of them."""
         similarity_TT = self.matrices().get("embedding")
         if similarity_TT is None:
             return None
@@ -225,7 +225,7 @@ class Hypernetwork(Strategy):
         return similarity_TT[rows][:, rows]
 
     def inspection(self) -> Mapping[str, float]:
-        """Metrics of the generator's last forward: of its units with a ReLU, the share that is active."""
+        """Metrics of the generator's last forward: the share of active ReLU units."""
         shares = [float(share) for share in self._active.values()]
         return {"server/generator_active_units": sum(shares) / len(shares)} if shares else {}
 
@@ -243,19 +243,19 @@ class Hypernetwork(Strategy):
         return {**super().evaluations(clients), "gen/": Evaluation(payload=self.generate_for_evaluation(clients))}
 
     def any_models(self, clients: Sequence[int]) -> Payload:
-        """Names and shapes of generated models, also where none can be generated yet; all zero."""
+        """Names and shapes of generated models, even if none can be generated yet; all zero."""
         num_parameters = sum(shape.numel() for shape in self.shapes.values())
         return self._as_payload(clients, torch.zeros(len(clients), num_parameters))
 
     def metrics(self) -> Mapping[str, float]:
-        """Of the last round, over the clients that responded.
+        """Metrics of the last round, over the clients that responded.
 
-        ``update_norm``: mean length of their updates; ``spread``: distance of what is now generated for them from its
-        mean, as a share of that of what they trained (root mean square; 0: all alike, 1: as far apart as trained);
-        ``captured_share`` 1 - Σ ‖trained - generated‖² / Σ ‖update‖²; ``explained`` 1 - Σ ‖trained - generated‖² /
-        Σ ‖trained - mean‖²; ``transfer``: how much better a client's update is predicted from those that are like it by
-        the generator's embeddings than from all others (``relations/client_similarity.py``); ``generator_...``: of its
-        inside.
+        ``update_norm``: mean norm of their updates; ``spread``: distance of the models now generated for them from
+        their mean, as a share of that of the trained models (root mean square; 0: all the same, 1: as far apart as
+        trained); ``captured_share``: 1 - Σ ‖trained - generated‖² / Σ ‖update‖²; ``explained``:
+        1 - Σ ‖trained - generated‖² / Σ ‖trained - mean‖²; ``transfer``: how much better a client's update is predicted
+        from clients with similar embeddings in the generator than from all others
+        (``relations/client_similarity.py``); ``generator_...``: the generator's internals.
         """
         return self.recorded_metrics
 
@@ -264,25 +264,25 @@ class Hypernetwork(Strategy):
 
     @contextmanager
     def randomness(self, *key: int | str) -> Iterator[None]:
-        """Seed torch's generator for the server's own draws, and put it back afterward."""
+        """Seed torch's generator for the server's own draws, and restore it afterward."""
         devices = [self.federation.device] if self.federation.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             torch.manual_seed(derive_key(self.federation.seed, *key))
             yield
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state; what was generated from another is forgotten."""
+        """Restore the state, and discard what was generated from another state."""
         super().load_state_dict(state)
         self._generated_for_evaluation = None
 
 
 def those_of(sent_CP: Tensor, rows: Tensor) -> Tensor:
-    """Of what was sent the rows of those who responded, which are in order; no copy if all did."""
+    """The rows of the clients that responded, in order, without a copy if all did."""
     return sent_CP if len(rows) == len(sent_CP) else sent_CP[rows]
 
 
 def fit(start_CP: Tensor, update_CP: Tensor, after_CP: Tensor) -> dict[str, float]:
-    """How what is generated after the server step fits what two clients or more have trained."""
+    """How well models generated after the server step fit the trained models, of two clients or more."""
     trained_CP = start_CP + update_CP
     trained_spread = _square(trained_CP - trained_CP.mean(dim=0))
     spread = _square(after_CP - after_CP.mean(dim=0))
@@ -301,7 +301,7 @@ def _square(x_CP: Tensor) -> float:
 
 
 def watch_activity(generator: nn.Module) -> dict[str, Tensor]:
-    """By the name of each ReLU the share of its units that were active in the last forward, filled in by forwards."""
+    """The share of active units of each ReLU in the last forward, by name; a dictionary that forwards fill in."""
     active: dict[str, Tensor] = {}
     for name, module in generator.named_modules():
         if isinstance(module, nn.ReLU | nn.LeakyReLU):

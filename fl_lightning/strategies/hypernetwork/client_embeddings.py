@@ -1,4 +1,4 @@
-"""What the server knows of each client: X_0, and the collaboration graph made of it.
+"""What the server knows of each client: X_0, and the collaboration graph built from it.
 
 FedSheafHN (Liang et al., "FedSheafHN: Personalized Federated Learning on Graph-structured Data", 2024), eqs. (3), (4).
 
@@ -19,18 +19,18 @@ from fl_lightning.strategies.server_state import ServerState
 
 
 class ClientEmbeddings(ServerState):
-    """The clients' embeddings, as they arrive.
+    """The clients' last embeddings.
 
     Args:
-        federation: Whose clients.
+        federation: The federation of the clients.
         num_neighbors: K of the collaboration graph; None for the complete graph.
 
     Attributes:
-        rows_CD: What each client has sent last, zeros at first.
-        known_C: Who has sent one.
+        rows_CD: The last embedding of each client, initially zero.
+        known_C: Which clients have sent one.
 
     Raises:
-        ValueError: There are not as many neighbors, or no convolution to embed with.
+        ValueError: There are not enough clients for K, or the net has no convolution to embed with.
     """
 
     server_state = ("rows_CD", "known_C")
@@ -49,7 +49,7 @@ class ClientEmbeddings(ServerState):
             raise ValueError(
                 "a client is embedded by the last of its net's convolutions, convs.*, but model.net has "
                 f"{', '.join(federation.parameters)}: use fl_lightning.models.GCN, name them so, or let the net "
-                "say how wide its embedding is (embedding_channels)"
+                "declare the width of its embedding (embedding_channels)"
             )
         count, device = federation.num_clients, federation.device
         dtype = server_dtype(next(iter(federation.parameters.values())).dtype)
@@ -74,7 +74,7 @@ class ClientEmbeddings(ServerState):
         """The training clients, then the unseen clients that are known or among ``clients``.
 
         Raises:
-            ValueError: Nobody is known.
+            ValueError: No client is known.
         """
         if not self.known_C.any():
             raise ValueError("no client has sent an embedding, so no model can be generated: see the clients' failures")
@@ -82,9 +82,9 @@ class ClientEmbeddings(ServerState):
         return [*self.training, *sorted(unseen_clients)]
 
     def features(self, members: Sequence[int]) -> Tensor:
-        """X_0 of members, of whom the training clients come first, (M, D).
+        """X_0 of members, training clients first, (M, D).
 
-        A client whose embedding never arrived stands amid the others.
+        A client whose embedding never arrived gets the mean of the others.
         """
         mean_D = self.rows_CD[self.known_C].mean(dim=0)
         return torch.where(self.known_C[:, None], self.rows_CD, mean_D)[list(members)]
@@ -97,7 +97,7 @@ class ClientEmbeddings(ServerState):
         return x_MD, knn_graph(x_MD, neighbors)
 
     def spread(self) -> float:
-        """How far the training clients' X_0 lie from their mean, as a share of their length (root mean square)."""
+        """Distance of the training clients' X_0 from their mean, as a share of their norm (root mean square)."""
         x_CD = self.features(self.training)
         square = (x_CD - x_CD.mean(dim=0)).square().sum() / x_CD.square().sum().clamp(min=torch.finfo(x_CD.dtype).tiny)
         return float(square.sqrt())

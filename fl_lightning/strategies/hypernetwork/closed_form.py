@@ -1,4 +1,4 @@
-"""FedSheafHN's last layer in closed form during a round: what it takes of the clients, and what it learns.
+"""SheafRidge's last layer in closed form during a round: what it ingests from the clients, and what it learns.
 
 Shape legend: C clients that responded, P generated parameters, H width of the features.
 """
@@ -15,14 +15,14 @@ from fl_lightning.strategies.trials import Choice
 
 
 class ClosedForm:
-    """Fills the last layer as validation chose, and otherwise while other choices are tried.
+    """Fills the last layer by the choice of validation, or by another choice while that is tried.
 
     Args:
         layer: The last layer.
-        names: Of the layer's parameter tensors.
-        training_clients: Whose models it holds, in order.
-        personal: The tensors that stay with their clients where the choice says ``personal``.
-        is_tried: Whether the last clients are kept, for choices that are tried later.
+        names: Names of the layer's parameter tensors.
+        training_clients: The clients whose models it has, in order.
+        personal: The tensors that are kept local if the choice is ``personal``.
+        is_tried: Whether the last updates are kept for choices that are tried later.
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class ClosedForm:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew with the layer as it is."""
+        """Reset everything but the layer."""
         self.unseen_clients: dict[int, Tensor] = {}  # what each of them trained, (P,)
         self._choice: Choice | None = None
         self._kept_T: list[bool | None] = [None] * len(self.names)
         self._last: tuple[Sequence[int], Tensor, Tensor, Tensor, Tensor | None] | None = None
 
     def generate(self, feature_MH: Tensor, clients: Sequence[int], rows: Sequence[int]) -> Tensor:
-        """Models of clients by their rows of the features, of which the training clients' come first, (len, P)."""
+        """Models of clients by their rows of the features, training clients first, (len, P)."""
         generated_CP: Tensor = self.layer(feature_MH, rows)
         for index, client in enumerate(clients):
             if client in self.unseen_clients:
@@ -54,17 +54,17 @@ class ClosedForm:
         return generated_CP
 
     def onboard(self, clients: Sequence[int], trained_CP: Tensor) -> None:
-        """Keep what unseen clients trained: they keep of it as much as the others do of theirs."""
+        """Store what unseen clients trained: they keep the same share of it as the others do of theirs."""
         self.unseen_clients |= dict(zip(clients, trained_CP.unbind(), strict=True))
 
     def ingest(self, upload: Payload, generated_CP: Tensor, update_CP: Tensor, choice: Choice) -> None:
-        """Take in what clients trained.
+        """Ingest what clients trained.
 
         Args:
-            upload: Who they are, and how much they count.
-            generated_CP: What they were given.
-            update_CP: How far they moved from it.
-            choice: How it is aggregated at first, see :meth:`fill`.
+            upload: The upload, for the clients and their weights.
+            generated_CP: The models that were generated for them.
+            update_CP: Their updates.
+            choice: The choice by which the layer is filled first, see :meth:`fill`.
         """
         examples_C = upload.num_examples
         assert examples_C is not None
@@ -83,8 +83,8 @@ class ClosedForm:
         """Fill the layer as chosen; False if it was like that already.
 
         ``strength_factor``: up to 1 a factor on the strengths, from 1 to 2 the share of a client's model that it has
-        trained itself. ``masked_averaging``: a number that a client left alone counts with the mean of those that moved
-        it.
+        trained itself. ``masked_averaging``: a coordinate that a client did not update counts with the mean of the
+        clients that did.
         """
         if choice == self._choice:
             return False
@@ -109,15 +109,15 @@ class ClosedForm:
     def losses(
         self, clients: Sequence[int], update_CP: Tensor, features: Callable[[], Tensor], num_steps: int
     ) -> Iterator[Tensor]:
-        """What is minimized before the layer, once for each step; after the last the strengths are estimated.
+        """The losses of what precedes the layer, one for each step; after the last, the strengths are estimated.
 
-        None with fewer than three clients: one, a similar client and another.
+        There are none with fewer than three clients (a client, a similar one and another).
 
         Args:
-            clients: Who responded.
-            update_CP: How far each of them moved.
-            features: Gives all training clients' features, with a gradient.
-            num_steps: Steps.
+            clients: The clients that responded.
+            update_CP: Their updates.
+            features: Returns all training clients' features, with a gradient.
+            num_steps: Number of steps.
         """
         if len(clients) < 3:
             return

@@ -1,8 +1,8 @@
 """Collaboration graph of the server: clients joined to their nearest neighbors in embedding space.
 
 FedSheafHN (Liang et al., "FedSheafHN: Personalized Federated Learning on Graph-structured Data", 2024), eq. (4). The
-paper names K nearest neighbors without saying how the directed relation becomes undirected; here two clients are
-joined when either counts the other among its K nearest.
+paper uses K nearest neighbors without saying how the directed relation becomes undirected; here two clients are
+joined if either is among the K nearest of the other.
 
 Shape legend: C clients, D embedding channels, E directed edges, B clients of one block of rows.
 """
@@ -49,7 +49,7 @@ def knn_graph(embedding_CD: Tensor, num_neighbors: int) -> Tensor:
     if not finite_C.all():
         bad = (~finite_C).nonzero().flatten().tolist()
         raise ValueError(
-            f"The embeddings of clients {bad} hold NaN or infinity, so they have no nearest neighbors. "
+            f"The embeddings of clients {bad} contain NaN or infinity, so they have no nearest neighbors. "
             "Lower the clients' learning rate or look at their data."
         )
     direction_CD = functional.normalize(embedding_CD.detach().double(), dim=1, eps=torch.finfo(torch.float64).tiny)
@@ -65,7 +65,7 @@ def _nearest(direction_CD: Tensor, start: int, num_neighbors: int) -> Tensor:
     block_BD = direction_CD[start : start + _BLOCK_ROWS]
     similarity_BC = (block_BD @ direction_CD.T).round(decimals=_SIMILARITY_DECIMALS)
     similarity_BC.diagonal(offset=start).fill_(-torch.inf)
-    # topk may return tied clients in any order, but the value of the last place is not in doubt.
+    # topk may return tied clients in any order, but the value of the last one is unambiguous.
     last_B1 = similarity_BC.topk(num_neighbors, dim=1).values[:, -1:]
     nearer_BC = similarity_BC > last_B1
     tied_BC = similarity_BC == last_B1

@@ -1,9 +1,8 @@
 """Ablations of the sheaf diffusion, with its forward signature: graph convolution, graph attention, and nothing.
 
 FedSheafHN (Liang et al., "FedSheafHN: Personalized Federated Learning on Graph-structured Data", 2024), the ablations
-"GCN", "GAT" and "without sheaf". The convolutions sit between the encoder and the decoder that
-:class:`SheafDiffusion` has, so that only the operator differs; like the usual stacks they
-have no skip connections.
+"GCN", "GAT" and "without sheaf". The convolutions are between the same encoder and decoder as in
+:class:`SheafDiffusion`, so that only the operator differs; like the usual stacks they have no skip connections.
 
 Shape legend: C clients, D input channels, E edges.
 """
@@ -90,7 +89,7 @@ class GATDiffusion(_ConvolutionDiffusion):
 
 
 class NoDiffusion(nn.Module):
-    """Hand the embeddings on without looking at the graph: unchanged, or through a linear layer to another width.
+    """Pass the embeddings on without using the graph: unchanged, or through a linear layer to another width.
 
     Args:
         in_channels: Width of the embeddings.

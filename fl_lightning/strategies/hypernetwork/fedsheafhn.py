@@ -3,7 +3,7 @@
 Liang, Zhao, She, Li, Tay: "Personalized Subgraph Federated Learning with Sheaf Collaboration", ECAI 2025,
 arXiv:2405.13056v2. Algorithm 1:
 
-    clients train T_c epochs and send their graph-level embeddings                    eq. 3, client outputs.py
+    clients train T_c epochs and send their graph-level embeddings                    eq. 3, client_outputs.py
     each round:
         every r_in rounds: X_0, the embeddings; the K nearest make the client graph   eq. 4, client_embeddings.py
         X_t = S(X_0), diffusion along the sheaf of the client graph                   eqs. 5-9, sheaf.py
@@ -48,13 +48,13 @@ class FedSheafHN(Hypernetwork):
     Args:
         init_epochs: Local epochs before round 0, after which the first embeddings are sent.
         num_neighbors: K of the client graph; None for the complete graph, as in the paper's first version.
-        refresh_every: Rounds between refreshes of embeddings and graph (r_in); None keeps the first ones (static).
+        refresh_every: Rounds between updates of embeddings and graph (r_in); None keeps the first ones (static).
         diffusion: Builds S on the client graph from the embeddings' width: ``SheafDiffusion``, or ``GCNDiffusion``,
             ``GATDiffusion``, ``NoDiffusion`` (Table 5).
         attention: ``qkv`` (eq. 10), ``matrix`` (the released code's) or ``none``.
         hidden_channels: Width of the MLP's hidden layers.
         num_hidden_layers: Hidden layers of the MLP; the paper's "two-layer MLP" has one.
-        hypernetwork_dropout: Drop probability of these; clients are sent what is generated with it.
+        hypernetwork_dropout: Drop probability of these; it also applies to the parameters that clients are sent.
         diffusion_lr: Adam's learning rate for S.
         diffusion_weight_decay: Adam's weight decay for S.
         hypernetwork_lr: Adam's learning rate for H.
@@ -92,7 +92,7 @@ class FedSheafHN(Hypernetwork):
         super().setup(federation)
 
     def build_embeddings(self, federation: Federation) -> ClientEmbeddings:
-        """Where X_0 is kept."""
+        """The store of X_0."""
         return ClientEmbeddings(federation, num_neighbors=self.num_neighbors)
 
     def build_generator(self, num_outputs: int) -> nn.ModuleDict:
@@ -123,7 +123,7 @@ class FedSheafHN(Hypernetwork):
     # ------------------------------------------------------------------ Algorithm 1
 
     def initial_stages(self) -> Sequence[Stage]:
-        """Local training from the common start, then the first embeddings."""
+        """Local training from the common initial model, then the first embeddings."""
         return [Stage(name="initial", num_epochs=self.init_epochs, client_outputs=self.client_outputs(-1))]
 
     def client_outputs(self, round_idx: int) -> Mapping[str, ClientOutput]:
@@ -139,9 +139,9 @@ class FedSheafHN(Hypernetwork):
         return None if stage.name == "initial" else super().configure(stage, clients)
 
     def generate(self, clients: Sequence[int]) -> Tensor:
-        """ω = H(S(X_0)) of all training clients and the unseen clients after them (eqs. 5 to 11).
+        """The given clients' rows of ω = H(S(X_0)) (eqs. 5 to 11).
 
-        The rows asked for.
+        It is computed for all training clients, and the unseen clients after them.
         """
         members = self.embeddings.members(clients)
         generated_MP: Tensor = self.hypernetwork(self.enriched(members))
@@ -170,14 +170,14 @@ class FedSheafHN(Hypernetwork):
         if self.embeddings.ingest(upload):
             self._generated_for_evaluation = None
 
-    # ------------------------------------------------------------------ what is looked at
+    # ------------------------------------------------------------------ evaluation and inspection
 
     def later_evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """As :meth:`evaluations`: nothing can be generated before the clients have sent their embeddings."""
         return {"": Evaluation(), "gen/": Evaluation(payload=self.any_models(clients))}
 
     def inspection(self) -> Mapping[str, float]:
-        """Of the generator's last forward, and of what it was given."""
+        """Metrics of the generator's last forward and of its input."""
         result = {**super().inspection(), "server/generator_input_spread": self.embeddings.spread()}
         if isinstance(attention := self.hypernetwork.attention, QueryKeyAttention):
             result["server/generator_attention_entropy"] = float(attention.entropy)
@@ -189,6 +189,6 @@ class FedSheafHN(Hypernetwork):
 
 
 def rows_of(clients: Sequence[int], members: Sequence[int]) -> list[int]:
-    """Where clients stand among members."""
+    """Indices of clients among members."""
     row = {client: row for row, client in enumerate(members)}
     return [row[client] for client in clients]

@@ -1,4 +1,4 @@
-"""SheafRidge's X_0: the clients' embeddings about their mean, and two controls.
+"""SheafRidge's X_0: the clients' embeddings centered at their mean, and two controls.
 
 Shape legend: C clients, M of them, D channels.
 """
@@ -16,13 +16,13 @@ from fl_lightning.strategies.hypernetwork.client_embeddings import ClientEmbeddi
 class FramedEmbeddings(ClientEmbeddings):
     """Embeddings centered over the training clients and scaled to variance 1.
 
-    What clients have in common is most of an embedding's length, and says nothing.
+    What clients have in common is most of an embedding's norm, and does not distinguish them.
 
     Args:
-        federation: Whose clients.
+        federation: The federation of the clients.
         num_neighbors: K of the collaboration graph; None for the complete graph.
-        one_hot: Unit vectors in place of embeddings that clients send.
-        permute: Give every client the embedding of another, the same one all along.
+        one_hot: Use unit vectors instead of embeddings that clients send.
+        permute: Give every client the embedding of another client, always the same one.
 
     Raises:
         ValueError: As :class:`ClientEmbeddings`, or there is no unit vector for clients held out of training.
@@ -39,10 +39,10 @@ class FramedEmbeddings(ClientEmbeddings):
         if permute:
             training = torch.tensor(self.training)
             order = training[torch.randperm(len(training), generator=generator(federation.seed, "permuted embeddings"))]
-            self.wearer_C[order] = order.roll(1)  # one cycle: nobody keeps its own
+            self.wearer_C[order] = order.roll(1)  # one cycle: no client keeps its own
 
     def features(self, members: Sequence[int]) -> Tensor:
-        """X_0 of members, of whom the training clients come first, (M, D)."""
+        """X_0 of members, training clients first, (M, D)."""
         x_MD = super().features(self.wearer_C[list(members)].tolist())
         about_mean_CD = x_MD[: len(self.training)]
         mean_D = about_mean_CD.mean(dim=0)

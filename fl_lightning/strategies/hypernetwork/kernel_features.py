@@ -1,4 +1,4 @@
-"""The network before SheafRidge's ridge regression, which makes its kernel a deep one.
+"""The network before SheafRidge's ridge regression, which makes the kernel a deep kernel.
 
 FedSheafHN's attention and MLP (``attention.py``) in a form that keeps what tells clients apart: scores of the attention
 are divided by the square root of D, for unscaled ones make it one-hot or uniform; what is attended is added, for
@@ -18,7 +18,7 @@ class ScaledAttention(QueryKeyAttention):
     """X + softmax((X A_Q)(X A_K)^T / sqrt(D)) X A_V."""
 
     def scores(self, x_CD: Tensor) -> Tensor:
-        """How much each client has of each, ``(C, C)``."""
+        """The attention scores between clients, ``(C, C)``."""
         return super().scores(x_CD) * float(x_CD.shape[1] ** -0.5)
 
     def forward(self, x_CD: Tensor) -> Tensor:
@@ -27,15 +27,15 @@ class ScaledAttention(QueryKeyAttention):
 
 
 class KernelFeatures(nn.Module):
-    """Features of the clients from their embeddings; the embeddings themselves with no attention and no layers.
+    """Features of the clients from their embeddings; the embeddings themselves without attention and layers.
 
     Args:
         in_channels: D.
         hidden_channels: H, width of the hidden layers.
-        num_hidden_layers: Each linear, normalized, leaky ReLU, dropout.
+        num_hidden_layers: Number of hidden layers: linear, normalization, leaky ReLU, dropout.
         dropout: Fraction of the hidden channels dropped in training.
         attention: ``qkv``, ``matrix`` (the released code's) or ``none``.
-        num_clients: Clients that ``matrix`` knows.
+        num_clients: Number of clients of ``matrix``.
 
     Shapes:
         x_CD ``(C, D)``; result ``(C, H)``, or ``(C, D)`` without hidden layers.

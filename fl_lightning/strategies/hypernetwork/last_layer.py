@@ -6,8 +6,8 @@ The layer generates θ_i = m + W φ_i from features φ centered over the clients
     generated = m + K (K + λ I)^-1 (θ̃ - m) = H θ̃.
 
 W is never formed: H is C x C, and one product with θ̃ generates all models. Each parameter tensor p has a strength s_p
-in [0, 1]: generated = m + s_p (H θ̃ - m), estimated from the clients' updates left one out
-(``relations/client_similarity.py``). It is what decides between one common model (0) and the kernel's word (1).
+in [0, 1]: generated = m + s_p (H θ̃ - m), estimated from the clients' updates by leaving one out
+(``relations/client_similarity.py``). It interpolates between one common model (0) and the kernel's prediction (1).
 
 Shape legend: M clients asked for, C clients whose models are known, P generated parameters, Q of one of T tensors, H
 width of the features.
@@ -23,28 +23,28 @@ from fl_lightning.relations.client_similarity import ridge_smoother, strength, t
 
 
 def scaled_features(feature_MH: Tensor, is_known_M: Tensor, weight_C: Tensor) -> Tensor:
-    """Features about the weighted mean of the known clients, of mean square length 1 over these."""
+    """Features centered at the weighted mean of the known clients, with mean square norm 1 over these."""
     centered_MH = feature_MH - weight_C @ feature_MH[is_known_M]
     square = centered_MH[is_known_M].square().sum(dim=1).mean()
     return centered_MH / square.clamp(min=torch.finfo(square.dtype).tiny).sqrt()
 
 
 class ClosedFormLayer(nn.Module):
-    """The last layer; its numbers are the clients' models, its only weights λ.
+    """The last layer; its content is the clients' models, and its only weight is λ.
 
     Args:
-        sizes: Numbers of each parameter tensor; P together.
-        num_clients: Training clients.
-        ridge: λ at the start, positive.
+        sizes: Number of values in each parameter tensor; P in total.
+        num_clients: Number of training clients.
+        ridge: Initial λ, positive.
         strength: s of all tensors; None for estimates.
 
     Attributes:
-        models_CP: Of every training client the last trained model.
+        models_CP: The last trained model of every training client.
         weight_C: Its weight in the mean m, 0 for a client that has not responded yet.
         strength_T: s of each tensor.
-        strength_factor: What all of them are multiplied by.
-        own_T: How much of each tensor is what the client itself has trained, once it has.
-        columns: Where each tensor stands among the P numbers.
+        strength_factor: Factor on all strengths.
+        own_T: Share of each tensor that comes from the client's own trained model, if there is one.
+        columns: Columns of each tensor among the P values.
     """
 
     models_CP: Tensor
@@ -64,18 +64,18 @@ class ClosedFormLayer(nn.Module):
         self.register_buffer("strength_T", torch.full((len(sizes),), 0.0 if strength is None else strength))
 
     def start_from(self, parameters_P: Tensor) -> None:
-        """What every client is given until some client has responded."""
+        """Set the model that every client is given until a client has responded."""
         self.models_CP.copy_(parameters_P.expand_as(self.models_CP))
 
     def smoother(self, feature_MH: Tensor, is_known_M: Tensor, weight_C: Tensor) -> Tensor:
-        """H of the clients asked for, (M, C), with a gradient to features and λ."""
+        """H for the requested clients, (M, C), with a gradient to features and λ."""
         feature_MH = scaled_features(feature_MH, is_known_M, weight_C)
         kernel_MC = feature_MH @ feature_MH[is_known_M].T
         return ridge_smoother(kernel_MC, kernel_MC[is_known_M], weight_C, self.log_ridge.exp())
 
     @torch.no_grad()
     def forward(self, feature_MH: Tensor, rows: Sequence[int]) -> Tensor:
-        """Generate the models of some rows of the features, of which the training clients' come first, (len, P)."""
+        """Generate the models of some rows of the features, training clients first, (len, P)."""
         is_known_C = self.weight_C > 0
         mean_P = self._mean(is_known_C)
         if int(is_known_C.sum()) < 2:
@@ -99,23 +99,23 @@ class ClosedFormLayer(nn.Module):
         return generated_MP
 
     def keep_own_(self, generated_P: Tensor, own_P: Tensor) -> None:
-        """Let a client without a row, an unseen client, keep of its own model as much as the others do."""
+        """Mix the own model of an unseen client, which has no row, into its generated model as for the others."""
         for columns, share in zip(self.columns, self.own_T, strict=True):
             generated_P[columns].lerp_(own_P[columns].to(generated_P), share)
 
     def shares(self) -> Tensor:
-        """W of the clients that have responded, (C,)."""
+        """Normalized weights of the clients that have responded, (C,)."""
         known_C = self.weight_C[self.weight_C > 0]
         return known_C / known_C.sum()
 
     def _mean(self, is_known_C: Tensor) -> Tensor:
-        """m, (P,): what everyone starts from as long as nobody has responded."""
+        """m, (P,); the initial model as long as no client has responded."""
         weight_C = self.weight_C if is_known_C.any() else torch.ones_like(self.weight_C)
         return weight_C / weight_C.sum() @ self.models_CP
 
     @torch.no_grad()
     def ingest(self, rows: Sequence[int], models_CQ: Tensor, examples_C: Tensor, columns: slice = slice(None)) -> None:
-        """Keep what clients trained, of all numbers or of one tensor, and how much they count."""
+        """Store what clients trained, for all values or for one tensor, and their weights."""
         places_C = torch.tensor(rows, device=self.models_CP.device)
         self.models_CP[:, columns].index_copy_(0, places_C, models_CQ.to(self.models_CP))
         self.weight_C[places_C] = examples_C.to(self.weight_C).clamp(min=1e-6)
@@ -132,7 +132,7 @@ class ClosedFormLayer(nn.Module):
 
     @staticmethod
     def loss(smoother_CC: Tensor, weight_C: Tensor, gram_TCC: Tensor) -> Tensor:
-        """1 - transfer: what the clients' updates, left one out, do not tell of each other; all tensors count alike."""
+        """1 - transfer: how badly clients' updates are predicted from the others'; all tensors count equally."""
         trace_T = gram_TCC.diagonal(dim1=1, dim2=2).sum(dim=1)
         tiny = torch.finfo(trace_T.dtype).tiny
         whole_CC = (gram_TCC / trace_T.clamp(min=tiny)[:, None, None]).sum(dim=0)

@@ -1,4 +1,4 @@
-"""Panacea: pFedHN whose embeddings are mixed along a given graph of client relations, and reconstruct it.
+"""Panacea: pFedHN whose embeddings are mixed along a given client relation graph, and reconstruct it.
 
 Lin, Lan, He, Li: "Graph-Relational Federated Learning: Enhanced Personalization and Robustness". Algorithm 1; eq. 3
 the server's objective, eq. 4 its distance to the trained models, eq. 5 the graph generator, section III.C the mean
@@ -28,7 +28,7 @@ from fl_lightning.strategies.hypernetwork.pfedhn import PFedHN, hidden_layer, pi
 
 
 def mean_aggregation(relation_MM: Tensor) -> Tensor:
-    """Ĝ: each client's mean over itself, with weight 1, and its neighbors, with the weights of their relation.
+    """Ĝ: each client's mean over itself, with weight 1, and its neighbors, with the weights of their relations.
 
     Example:
         >>> mean_aggregation(torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 2.0], [0.0, 2.0, 0.0]]))
@@ -58,13 +58,14 @@ def reconstruction_loss(z_TD: Tensor, relation_TT: Tensor, pairs_2S: Tensor | No
 
 @dataclass(kw_only=True, eq=False)
 class Panacea(PFedHN):
-    """Personalized models from embeddings that know their neighbors.
+    """Personalized models from embeddings that depend on the neighbors.
 
     Panacea-GN is ``relation_weight: 0``, Panacea-MLP ``encoder: mlp``. The encoder has one layer or more.
-    During training only relations among training clients are used; clients held out of training join with all theirs.
+    During training only relations among training clients are used; unseen clients are onboarded with all their
+    relations.
 
     Args:
-        encoder: ``gnn``, or ``mlp`` for one that does not look at the graph.
+        encoder: ``gnn``, or ``mlp`` for an encoder that does not use the graph.
         relation_weight: λ_d of the graph generator, at least 0; with 0 there is none.
         num_pairs: Pairs of training clients drawn for each evaluation of L_d; None for all pairs.
     """
@@ -91,7 +92,7 @@ class Panacea(PFedHN):
         """Take the relation graph, then create the server's modules."""
         if federation.relation_CC is None:
             raise ValueError(
-                f"{type(self).__name__} needs a graph of client relations and these data have none of their own: set "
+                f"{type(self).__name__} needs a client relation graph and these data have none: set "
                 "data.relation_graph, or use PFedHN, which is this strategy without a graph"
             )
         if self.relation_weight and len(federation.training_clients) < 2:
@@ -131,7 +132,7 @@ class Panacea(PFedHN):
         return pick_rows(z_MD, members, clients)
 
     def extra_losses(self) -> Sequence[Tensor]:
-        """λ_d L_d over all training clients, whoever took part."""
+        """λ_d L_d over all training clients, whichever took part."""
         if not self.relation_weight:
             return ()
         z_TD = self.graph_generator(self._z_TD)
@@ -153,7 +154,7 @@ class Panacea(PFedHN):
         return self.relation_CC[list(members)][:, list(members)]
 
     def metrics(self) -> Mapping[str, float]:
-        """Mean length of the clients' updates, and L_d at the last server step."""
+        """Mean norm of the clients' updates, and L_d at the last server step."""
         loss = {"server/relation_loss": float(self.relation_loss)} if self.relation_weight else {}
         return {**super().metrics(), **loss}
 

@@ -1,4 +1,4 @@
-"""pFedHN: a hypernetwork generates each client's model from an embedding that it learns of the client.
+"""pFedHN: a hypernetwork generates each client's model from a learned embedding of the client.
 
 Shamsian, Navon, Fetaya, Chechik: "Personalized Federated Learning using Hypernetworks", ICML 2021, Algorithm 1. The
 server learns the embeddings v_i and the weights of h from θ_i = h(v_i) and the θ̃_i that client i trains from it.
@@ -38,7 +38,7 @@ def default_server_optimizer(parameters: Iterable[Any]) -> Optimizer:
 
 
 def hidden_layer(in_channels: int, out_channels: int) -> nn.Linear:
-    """A linear layer before a ReLU that keeps the scale of what it is given."""
+    """A linear layer before a ReLU that preserves the scale of its input."""
     layer = nn.Linear(in_channels, out_channels)
     nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
     nn.init.zeros_(layer.bias)
@@ -51,16 +51,16 @@ class PFedHN(Hypernetwork):
 
     Args:
         embedding_channels: Width of the clients' embeddings.
-        embedding_scale: Standard deviation of the embeddings' start. The smaller it is, the more is learned for all
+        embedding_scale: Standard deviation of the initial embeddings. The smaller it is, the more is learned for all
             clients in common, and the nearer unseen clients are to that.
         hidden_channels: Width of all layers between embedding and head.
         num_encoder_layers: Layers of the encoder, each linear and ReLU; 0 for none.
-        num_layers: Layers of the MLP after it, the head included; at least 1.
+        num_layers: Layers of the MLP after it, including the head; at least 1.
         head: Builds the last layer from (its width, number of generated parameters): ``FullHead``, ``FactoredHead``
             or ``ChunkedHead``.
         server_optimizer: Builds the server's optimizer from the generator's parameters.
-        unseen_embedding: For clients held out of training: ``initial``, their own untrained draw (the papers'), or
-            ``mean``, that of their neighbors in the relation graph (of all training clients where there are none).
+        unseen_embedding: For clients held out of training: ``initial``, their own untrained draw (as in the papers), or
+            ``mean``, that of their neighbors in the relation graph (of all training clients if there are none).
     """
 
     personal: Sequence[str] = ()
@@ -114,14 +114,14 @@ class PFedHN(Hypernetwork):
         return generated_CP
 
     def encode(self, clients: Sequence[int]) -> Tensor:
-        """What the encoder makes of the given clients' embeddings, (C, D)."""
+        """The encoder's output for the given clients' embeddings, (C, D)."""
         x_CD = self.client_embeddings(clients)
         for layer in self.encoder_layers:
             x_CD = layer(x_CD).relu()
         return x_CD
 
     def client_embeddings(self, clients: Sequence[int]) -> Tensor:
-        """Trained embeddings of training clients, and of others what ``unseen_embedding`` says, (C, D)."""
+        """Trained embeddings of training clients, and of others as set by ``unseen_embedding``, (C, D)."""
         known = self.federation.training_clients
         unseen_clients = [client for client in clients if client not in set(known)]
         x_CD = self.embedding.weight
@@ -143,14 +143,14 @@ class PFedHN(Hypernetwork):
         return mean_CT @ trained_TD
 
     def initial_embeddings(self, clients: Sequence[int]) -> Tensor:
-        """Normal, drawn by each client's name, so that the order of the clients changes nothing."""
+        """Normal draws keyed by each client's name, so that the order of the clients does not matter."""
         names = self.federation.client_names or range(self.federation.num_clients)
         draws = [generator(self.federation.seed, "embedding", names[client]) for client in clients]
         drawn = torch.stack([torch.randn(self.embedding_channels, generator=draw) for draw in draws])
         return self.embedding_scale * drawn
 
     def predicts_trained(self) -> bool:
-        """The generated ones are the result."""
+        """False: the generated models are the result."""
         return False
 
     def model_for(self, clients: Sequence[int]) -> Payload | None:
@@ -158,14 +158,14 @@ class PFedHN(Hypernetwork):
         return self.generate_for_evaluation(clients)
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
-        """The family's step; who has trained is noted."""
+        """Take the step of the family, and record which clients have trained."""
         super().aggregate(stage, upload)
         self.has_trained |= set(upload.clients)
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """The generated models are the result; the locally trained ones are logged as ``trained/...``.
 
-        Of training clients that took part in no round yet, it is a copy of the generated model that trains first.
+        For training clients that have not taken part in a round yet, a copy of the generated model is trained first.
         """
         untrained = [client for client in self.federation.training_clients if client in {*clients} - self.has_trained]
         first = Evaluation(payload=self.model_for(untrained), tuning=tune(self.num_epochs)) if untrained else None

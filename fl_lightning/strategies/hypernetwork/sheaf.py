@@ -86,7 +86,7 @@ _RESTRICTIONS = {
 
 
 def sheaf_laplacian(maps: Tensor, edge_index_2E: Tensor, num_clients: int) -> Tensor:
-    """The sheaf Laplacian of eq. (5) as a dense matrix, to read, test and plot; no training code builds it.
+    """The sheaf Laplacian of eq. (5) as a dense matrix, for inspection, tests and plots; training does not build it.
 
     L_nn is the sum over the edges e of n of F(n, e)^T F(n, e), and L_nm is -F(n, e)^T F(m, e).
 
@@ -175,7 +175,7 @@ class SheafDiffusion(nn.Module):
         stalk_dimension: d, the numbers a restriction map acts on, at least 1.
         hidden_channels: h, the channels in each stalk dimension, at least 1.
         restriction_map: ``diagonal`` (d numbers), ``bundle`` (rotations; for d = 1 the only one is 1, so the sheaf is
-            constant and its learner idle) or ``general`` (any d x d matrix).
+            constant and nothing is learned) or ``general`` (any d x d matrix).
         linear: Keep the sheaf learned from the first layer's input; otherwise every layer learns its own.
         dropout: Fraction of the encoded channels dropped in training.
         out_channels: Width of the result; ``in_channels`` when not given.

@@ -1,4 +1,4 @@
-"""SheafRidge: every client's model is the common one and what the models of clients alike tell beyond it.
+"""SheafRidge: every client's model is the common one plus a deviation that is predicted from similar clients' models.
 
 A method of this project, made of FedSheafHN (``fedsheafhn.py``), whose generator collapses: S(X_0) is as there, but the
 generator's last layer is fitted in closed form. With m the average of the clients' models θ̃ and G the Gram matrix of
@@ -41,7 +41,7 @@ from fl_lightning.strategies.trials import ON_OFF, SHARES, Trials, require_trial
 
 
 def sheaf_beside(in_channels: int) -> nn.Module:
-    """A sheaf diffusion whose result is added to the embeddings."""
+    """A sheaf diffusion whose output is added to the embeddings."""
     return SheafDiffusion(in_channels, skip=True)
 
 
@@ -51,8 +51,8 @@ class SheafRidge(FedSheafHN):
     """Kernel ridge regression of the clients' models on sheaf-diffused embeddings.
 
     Args:
-        personal: Shell-style patterns of parameters that are not generated and never leave their client.
-        num_server_steps: Adam's steps a round on what is before the fit.
+        personal: Shell-style patterns of parameters that are not generated and are kept local.
+        num_server_steps: Adam's steps per round on what precedes the fit.
         diffusion: Builds S on the collaboration graph from the embeddings' width.
         attention: Before the fit: ``qkv``, ``matrix`` or ``none``.
         num_hidden_layers: Hidden layers of the MLP before the fit; 0 for none.
@@ -61,19 +61,18 @@ class SheafRidge(FedSheafHN):
         embedding: Graph-level embeddings, or one-hot vectors. With ``NoDiffusion``, no attention and no hidden layers
             the latter make K = I.
         embedding_model: Which model a client embeds with: its ``own`` trained one (eq. 3), the common ``initial`` one
-            (sent once, before anybody trains), or the one it has ``received``, before it trains it.
-        permute_embeddings: Give every client the embedding of another, the same one all along: a control.
-        ridge: λ of the fit at the start; it is learned with the rest.
+            (sent once, before any training), or the one it has ``received``, before training it.
+        permute_embeddings: Give every client the embedding of another client, always the same one, as a control.
+        ridge: Initial λ of the fit; it is learned with the rest.
         strength: How far from the mean the fit may go, in [0, 1]; None to estimate it for each parameter tensor from
             how well clients' updates are predicted by the others'.
-        masked_averaging: A client that leaves a number alone counts in the fit with what those that moved it have on
-            average.
-        validate_every: Rounds between trials (``strategies/trials.py``), which choose, by the clients' validation
-            ``masked_averaging`` anew, and how far from the mean a client's model is generated,
+        masked_averaging: In the fit, a client that did not update a coordinate counts with the mean of those that did.
+        validate_every: Rounds between trials (``strategies/trials.py``), which choose, on the clients' validation
+            examples, ``masked_averaging`` and how far from the mean a client's model is generated,
             ``server/strength_factor``: up to 1 a factor on the strengths, from 1 to 2 the share of the model that the
-            client itself has trained.
-        validate_personal: Shell-style patterns of generated parameters of which they choose, too, whether each client
-            is given its own back instead, as at first: ``server/personal``.
+            client itself has trained. None for no trials.
+        validate_personal: Shell-style patterns of generated parameters for which the trials also choose whether each
+            client gets its own back instead, as it does at first: ``server/personal``.
         predict: Which model is the result: the one each client has ``trained``, or the ``generated`` one.
     """
 
@@ -107,7 +106,7 @@ class SheafRidge(FedSheafHN):
         if self.embedding == "one_hot" and self.embedding_model != "own":
             raise ValueError(f"strategy.embedding_model is {self.embedding_model}, but one_hot embeds with no model")
 
-    # ------------------------------------------------------------------ what is before the fit, and the fit
+    # ------------------------------------------------------------------ the features and the fit
 
     def setup(self, federation: Federation) -> None:
         """Check the settings against the federation, then create the server's modules."""
@@ -118,7 +117,7 @@ class SheafRidge(FedSheafHN):
         super().setup(federation)
 
     def build_embeddings(self, federation: Federation) -> ClientEmbeddings:
-        """Where X_0 is kept."""
+        """The store of X_0."""
         one_hot, permute = self.embedding == "one_hot", self.permute_embeddings
         return FramedEmbeddings(federation, num_neighbors=self.num_neighbors, one_hot=one_hot, permute=permute)
 
@@ -142,13 +141,13 @@ class SheafRidge(FedSheafHN):
         return nn.ModuleDict(parts)
 
     def generate(self, clients: Sequence[int]) -> Tensor:
-        """The fit at the features of all training clients and the unseen clients after them; the rows asked for."""
+        """The given clients' rows of the fit at the features of all training clients, and unseen clients after them."""
         members = self.embeddings.members(clients)
         feature_MH: Tensor = self.hypernetwork(self.enriched(members))
         return self.closed_form.generate(feature_MH, clients, rows_of(clients, members))
 
     def learn(self, upload: Payload, generated_CP: Tensor, rows: Tensor, update_CP: Tensor) -> None:
-        """Fit the last layer, and train what is before it on what it leaves out."""
+        """Fit the last layer, and train what precedes it on its prediction error."""
         self.closed_form.ingest(upload, those_of(generated_CP, rows), update_CP, self.trials.choice)
         self.generator.train()
         for loss in self.closed_form.losses(upload.clients, update_CP, self._features, self.num_server_steps):
@@ -158,7 +157,7 @@ class SheafRidge(FedSheafHN):
             self.num_steps += 1
 
     def _features(self) -> Tensor:
-        """What is before the last layer, of the training clients."""
+        """The training clients' features, the input of the last layer."""
         with self.randomness("server", self.num_steps):
             feature_CH: Tensor = self.hypernetwork(self.enriched(self.federation.training_clients))
         return feature_CH
@@ -166,7 +165,7 @@ class SheafRidge(FedSheafHN):
     # ------------------------------------------------------------------ the round
 
     def initial_stages(self) -> Sequence[Stage]:
-        """Embedding with the common start if asked for; local training from it, of which the fit's mean starts."""
+        """Embedding with the common initial model if set; local training from it, which starts the fit's mean."""
         (initial,) = super().initial_stages()
         initial = dataclasses.replace(initial, upload=tuple(self.shapes))
         if self.embedding == "graph" and self.embedding_model == "initial":
@@ -180,17 +179,17 @@ class SheafRidge(FedSheafHN):
         return {"embedding": graph_embedding if self.embedding_model == "own" else received_embedding}
 
     def stages(self, round_idx: int) -> Sequence[Stage]:
-        """The exchange of the models, then trials of how they are generated."""
+        """The exchange of the models, then trials of how to generate them."""
         return [*super().stages(round_idx), *self.trials.stages(round_idx)]
 
     def stage(self, address: StageAddress) -> Stage:
-        """The stage at an address, a trial among them."""
+        """The stage at an address, which may be a trial."""
         return self.trials.stage(address) or super().stage(address)
 
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload | None:
-        """The common start to embed with, nothing for the initial training, generated models after it.
+        """The common initial model to embed with, nothing for the initial training, generated models after it.
 
-        In a trial, beside the client's own, what would be generated for it.
+        In a trial, the client's own model and the one that would be generated for it.
         """
         if (choice := self.trials.of(stage)) is not None:
             with self.trials.supposing(choice):
@@ -207,7 +206,7 @@ class SheafRidge(FedSheafHN):
         return payload
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
-        """Fit and learn, then take in the new embeddings; after trials, the choice."""
+        """Fit and learn, then ingest the new embeddings; after trials, apply the choice."""
         if self.trials.of(stage) is not None:
             self.trials.ingest(stage, upload)
         elif stage.name == "embed":
@@ -219,7 +218,7 @@ class SheafRidge(FedSheafHN):
             super().aggregate(stage, upload)
 
     def onboard(self, stage: Stage, upload: Payload) -> None:
-        """Place unseen clients in the collaboration graph; keep what they trained."""
+        """Place unseen clients in the collaboration graph, and store what they trained."""
         super().onboard(stage, upload)
         if upload.clients and stage.as_update:
             given_CP = flatten(self.generate_for_evaluation(upload.clients).parameters)
@@ -230,12 +229,12 @@ class SheafRidge(FedSheafHN):
     # ------------------------------------------------------------------ the result, and the layer as chosen
 
     def _fill(self) -> None:
-        """Have the last layer as chosen last, or as is supposed while it is tried."""
+        """Fill the last layer by the last choice, or by the one that is being tried."""
         if self.closed_form.fill(self.trials.choice):
             self._generated_for_evaluation = None
 
     def generate_for_evaluation(self, clients: Sequence[int]) -> Payload:
-        """With the last layer as chosen."""
+        """Generate with the last layer as chosen."""
         self._fill()
         return super().generate_for_evaluation(clients)
 
@@ -248,7 +247,7 @@ class SheafRidge(FedSheafHN):
         return self.generate_for_evaluation(clients) if self.predict == "generated" else None
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
-        """The trained or the generated models are the result; the others are logged beside them."""
+        """The trained or the generated models are the result; the others are logged as well."""
         if self.predict == "trained":
             return super().evaluations(clients)
         return self._beside_trained(Evaluation(payload=self.model_for(clients)))
@@ -264,7 +263,7 @@ class SheafRidge(FedSheafHN):
         return {"": generated, "trained/": dataclasses.replace(generated, prefer_trained=True)}
 
     def inspection(self) -> Mapping[str, float]:
-        """Of the generator's inside, and what validation chose."""
+        """Metrics of the generator's internals, and the choice of validation."""
         return {**super().inspection(), **self.trials.metrics(), **self.closed_form.metrics()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -273,6 +272,6 @@ class SheafRidge(FedSheafHN):
         return super().state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state; the last layer has to be filled anew."""
+        """Restore the state; the last layer has to be filled again."""
         super().load_state_dict(state)
         self.closed_form.forget()

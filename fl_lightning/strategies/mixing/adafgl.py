@@ -53,13 +53,13 @@ class AdaFGL(FedAvg):
     """FedAvg, then personal modules for homophilous and heterophilous neighborhoods.
 
     Args:
-        num_federated_rounds: Rounds of FedAvg, at least 1; in those that follow clients train alone.
+        num_federated_rounds: Rounds of FedAvg, at least 1; in later rounds, clients train alone.
         keep: Build on the ``best`` global model by validation, or on the ``last``.
-        num_join_epochs: Epochs in which an unseen client trains its modules, at least 0.
-        threshold: Cosine of predictions above which nodes are alike, in [-1, 1].
-        edge_share: α, of the graph's own edges, in [0, 1].
+        num_join_epochs: Epochs for which an unseen client trains its modules, at least 0.
+        threshold: Cosine of predictions above which nodes are related, in [-1, 1].
+        edge_share: α, the share of the graph's own edges, in [0, 1].
         relation_share: β, in [0, 1].
-        double_softmax: Take another softmax of P̂ before its cosines and in Y_ho, as released code does.
+        double_softmax: Apply another softmax to P̂ before its cosines and in Y_ho, as the released code does.
         consistency: Compare P̂ with the ``logits`` or with the ``probabilities`` of the homophilous module.
         below_mean: Q' below the mean μ is the ``ratio`` -Q / μ, or the ``distance`` (Q - μ) / μ.
         blend_modules: ``soft``, by h, or ``hard``: Y_ho where h is at least 0.9.
@@ -94,7 +94,7 @@ class AdaFGL(FedAvg):
         self.require_within(0, 1, "edge_share", "relation_share")
 
     def setup(self, federation: Federation) -> None:
-        """Nothing is kept, and nobody has a prediction yet."""
+        """Start without a kept model and without predictions."""
         self.require_net(federation, "homophilous.*", "modules beside its GCN")
         super().setup(federation)
         self.best_models, self.kept_accuracy, self.num_averages = dict(self.models), -1.0, 0
@@ -109,18 +109,18 @@ class AdaFGL(FedAvg):
         }
 
     def predicts_trained(self) -> bool:
-        """In the second phase clients go on from what they received last."""
+        """Whether this is the second phase, in which clients continue from what they received last."""
         return True
 
     def stages(self, round_idx: int) -> Sequence[Stage]:
-        """FedAvg; later the clients take their predictions from what they received last, and train alone."""
+        """FedAvg; in the second phase clients compute P̂ from what they received last, and train alone."""
         if round_idx >= self.num_federated_rounds:
             return [self.extract(), self.refine(self.num_epochs)]
         scores = dict.fromkeys(self.client_outputs(), Rows(of="score"))
         return [dataclasses.replace(stage, trained=self.shared, rows=scores) for stage in super().stages(round_idx)]
 
     def client_outputs(self) -> Mapping[str, ClientOutput]:
-        """How good the received model is, if the best one is wanted."""
+        """How good the received model is, if the best one is kept."""
         return {"received": judged} if self.keep == "best" else {}
 
     def extract(self) -> Stage:
@@ -138,7 +138,7 @@ class AdaFGL(FedAvg):
         return [self.extract(), self.refine(self.num_join_epochs)]
 
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
-        """The global model; the kept one to those who take their predictions from it for the first time."""
+        """The global model; the kept one for clients that compute P̂ for the first time."""
         if stage.name == "refine" or (stage.name == "extract" and self.extracted_C[list(clients)].all()):
             return Payload(clients=tuple(clients))
         return one_model(self.chosen() if stage.name == "extract" else self.models, clients)
@@ -148,7 +148,7 @@ class AdaFGL(FedAvg):
         return self.models if self.kept_accuracy < 0 or self.keep == "last" else self.best_models
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
-        """Judge the model that was sent, then average; later note who has it."""
+        """Score the model that was sent, then average; in the second phase, record which clients have it."""
         if stage.name == "extract":
             self.extracted_C[list(upload.clients)] = True
         elif stage.name == "train" and upload.clients:
@@ -160,7 +160,7 @@ class AdaFGL(FedAvg):
             self.num_averages += 1
 
     def homophily(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
-        """The homophily h of one client, scalar: how well half of its training labels tell the other half."""
+        """The homophily h of one client, scalar: how well half of its training labels predict the other half."""
         assert isinstance(batch, GraphBatch)
         train_N, key = batch.train_mask, subkey(batch.key, "homophily", self.federation.seed)
         count = train_N.sum()
@@ -196,7 +196,7 @@ class AdaFGL(FedAvg):
     def blended_modules(
         self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context
     ) -> NetOutput:
-        """Logits ln Y; of a client that has no P̂ yet, what its GCN says."""
+        """Logits ln Y; for a client that has no P̂ yet, those of its GCN."""
         p_NK, homophily = context.client_state["prediction"], context.client_state["homophily"]
         own_NK, others = self.modules(client, parameters, batch, context)
         homophilous_NK = (own_NK.softmax(dim=1) + (p_NK.softmax(dim=1) if self.double_softmax else p_NK)) / 2
@@ -213,7 +213,7 @@ class AdaFGL(FedAvg):
         return super().model_for(clients) if first else None
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
-        """The global model is the result, in the second phase the blended modules; ``global/...`` is what is kept."""
+        """The global model is the result, in the second phase the blended modules; ``global/...`` is the kept model."""
         model = self.model_for(clients)
         main = Evaluation(output=self.blended_modules) if model is None else Evaluation(payload=model)
         return {"": main, "global/": Evaluation(payload=one_model(self.chosen(), clients))}
@@ -236,7 +236,7 @@ def predicted(client: ClientModule, parameters: Parameters, batch: Batch, contex
 
 
 def judged(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> dict[str, Tensor]:
-    """How many validation nodes the received model has right, and of how many."""
+    """How many validation nodes the received model classifies correctly, and the number of validation nodes."""
     logits_NK = client.output(context.anchor, batch).logits
     right_N = (logits_NK.argmax(dim=1) == batch.y) & batch.val_mask
     return {"right": right_N.sum().to(logits_NK.dtype), "count": batch.val_mask.sum().to(logits_NK.dtype)}

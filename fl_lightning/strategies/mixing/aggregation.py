@@ -1,12 +1,12 @@
-"""Robust aggregation: what takes the place of θ <- W θ where some clients may be malicious.
+"""Robust aggregation: rules that replace θ <- W θ if some clients may be malicious.
 
 Yin, Chen, Ramchandran, Bartlett: "Byzantine-Robust Distributed Learning: Toward Optimal Statistical Rates", ICML 2018
 (median and trimmed mean of each coordinate). Blanchard, El Mhamdi, Guerraoui, Stainer: "Machine Learning with
 Adversaries: Byzantine Tolerant Gradient Descent", NeurIPS 2017 (Krum, multi-Krum). Sun, Kairouz, Suresh, McMahan: "Can
 You Really Backdoor Federated Learning?", 2019 (norm clipping).
 
-They are written for clients of equal weight. Here every row of W has weights of its own: with equal ones each rule is
-the published one, and clients of which a row of W takes nothing do not count in that row.
+They were published for clients of equal weight. Here every row of W has weights of its own: with equal weights each
+rule is the published one, and clients with weight 0 in a row of W do not count in that row.
 
 Shape legend: R rows of W (1 for one common model, else C), C clients that responded, P parameters of one client.
 """
@@ -20,14 +20,14 @@ from torch import Tensor
 
 from fl_lightning.counts import Counted
 
-#: Numbers of the columns that are sorted at a time (memory beside the parameters: some ten times as many bytes).
+#: How many values are sorted at a time (which needs some ten times as many bytes in addition to the parameters).
 CHUNK_NUMBERS = 4 * 2**20
-#: Sums of weights are compared up to this.
+#: Tolerance in comparisons of sums of weights.
 TOLERANCE = 1e-9
 
 
 class Aggregation(Counted, ABC):
-    """Makes new models of the clients' parameters, a pure function that holds no state."""
+    """Computes new models from the clients' parameters, as a pure function without state."""
 
     @abstractmethod
     def __call__(self, mixing_RC: Tensor, parameters_CP: Tensor, received_CP: Tensor) -> Tensor:
@@ -44,20 +44,22 @@ class Aggregation(Counted, ABC):
 
     @property
     def fewest_clients(self) -> int:
-        """How many clients the rule needs."""
+        """The number of clients that the rule needs."""
         return 1
 
     def check(self, num_clients: int) -> None:
-        """Refuse numbers of clients that the rule is not made for.
+        """Check the number of clients.
 
         Raises:
-            ValueError: So many clients are too few.
+            ValueError: There are too few clients for the rule.
         """
         return
 
 
 class CoordinateMedian(Aggregation):
-    """The W-weighted median of each coordinate: who has less than half of the weight moves it within the others' range.
+    """The W-weighted median of each coordinate.
+
+    Clients with less than half of the weight cannot move it outside the range of the others.
 
     Example:
         >>> median = CoordinateMedian()
@@ -67,7 +69,7 @@ class CoordinateMedian(Aggregation):
     """
 
     def __call__(self, mixing_RC: Tensor, parameters_CP: Tensor, received_CP: Tensor) -> Tensor:
-        """Where half of the weight is below and half above; between the two middle values if there are two."""
+        """The value with half of the weight below and half above; the mean of the middle values if there are two."""
         weights_RC = mixing_RC.to(parameters_CP.device, torch.float64)
         return torch.cat([weighted_median(weights_RC, part_CP) for part_CP in _in_columns(parameters_CP)], dim=1)
 
@@ -75,12 +77,13 @@ class CoordinateMedian(Aggregation):
 class TrimmedMean(Aggregation):
     """The W-weighted mean of each coordinate without its largest and its smallest values.
 
-    Of the m clients that a row of W takes something of, ceil(``trim_fraction`` m) go at either end, so that a share of
-    malicious clients up to ``trim_fraction`` goes entirely; at least one or two middle ones stay. The weights of those
-    that stay are scaled to one. Equal values are ranked by weight, so that the order of the clients plays no part.
+    Of the m clients with a positive weight in a row of W, ceil(``trim_fraction`` m) are removed at either end: a share
+    of malicious clients up to ``trim_fraction`` is removed entirely; at least one or two middle ones stay. The weights
+    of those that stay are scaled to sum to one. Equal values are ranked by weight, so that the order of the clients
+    does not matter.
 
     Args:
-        trim_fraction: Share of the clients that goes at each end, in [0, 0.5); 0 is the plain mean.
+        trim_fraction: Share of the clients that is removed at each end, in [0, 0.5); 0 is the plain mean.
 
     Example:
         >>> mean = TrimmedMean(trim_fraction=0.25)
@@ -92,7 +95,7 @@ class TrimmedMean(Aggregation):
     def __init__(self, *, trim_fraction: float = 0.1) -> None:
         if not 0 <= trim_fraction < 0.5:
             raise ValueError(
-                f"TrimmedMean.trim_fraction is the share that goes at each end and must be in [0, 0.5), got "
+                f"TrimmedMean.trim_fraction is the share removed at each end and must be in [0, 0.5), got "
                 f"{trim_fraction}"
             )
         self.trim_fraction = trim_fraction
@@ -107,7 +110,7 @@ class TrimmedMean(Aggregation):
 class Krum(Aggregation):
     """W restricted to the clients whose parameters are nearest to those of their C - ``num_malicious`` - 2 neighbors.
 
-    A row of W that takes nothing of those chosen averages them. The first of equally near clients is chosen.
+    A row of W without weight on the chosen clients averages them. The first of equally near clients is chosen.
 
     Args:
         num_malicious: f, the malicious clients to withstand; a round needs at least 2 f + 3 clients.
@@ -124,11 +127,11 @@ class Krum(Aggregation):
 
     @property
     def fewest_clients(self) -> int:
-        """2 f + 3, or f more than are chosen."""
+        """2 f + 3, or f more than the chosen ones."""
         return self.num_malicious + max(self.num_malicious + 3, self.num_selected)
 
     def check(self, num_clients: int) -> None:
-        """Refuse fewer than 2 f + 3 clients, and choosing more than are benign."""
+        """Refuse fewer than 2 f + 3 clients, and choosing more clients than are benign."""
         if num_clients < 2 * self.num_malicious + 3:
             most = (num_clients - 3) // 2
             remedy = f"lower it to at most {most}, or let" if most >= 0 else "let"
@@ -154,10 +157,10 @@ class Krum(Aggregation):
 
 
 class NormClipping(Aggregation):
-    """θ <- W θ, after each client's update, of all its parameters together, was shortened to a largest length.
+    """θ <- W θ, after the norm of each client's update (all parameters together) was clipped.
 
     Args:
-        max_norm: The largest length (Euclidean norm), positive; None for the median of the round's.
+        max_norm: The largest Euclidean norm, positive; None for the median of the round.
     """
 
     def __init__(self, *, max_norm: float | None = None) -> None:
@@ -166,14 +169,14 @@ class NormClipping(Aggregation):
         self.max_norm = max_norm
 
     def __call__(self, mixing_RC: Tensor, parameters_CP: Tensor, received_CP: Tensor) -> Tensor:
-        """Shorten, then mix."""
+        """Clip, then mix."""
         update_CP = parameters_CP - received_CP
         norm_C = torch.linalg.vector_norm(update_CP, dim=1, dtype=torch.float64)
         limit = norm_C.quantile(0.5) if self.max_norm is None else norm_C.new_tensor(self.max_norm)
         is_long_C = norm_C > limit
         factor_C = torch.where(is_long_C, limit / norm_C, 1.0).to(parameters_CP)
         clipped_CP = received_CP + factor_C[:, None] * update_CP
-        # whoever is not clipped keeps its parameters to the last bit
+        # the parameters of a client that is not clipped stay equal to the last bit
         return mixing_RC.to(parameters_CP) @ torch.where(is_long_C[:, None], clipped_CP, parameters_CP)
 
 
@@ -207,12 +210,12 @@ def trimmed_mean(weights_RC: Tensor, values_CP: Tensor, trim_fraction: float) ->
 
 def krum_scores(parameters_CP: Tensor, num_malicious: int) -> Tensor:
     """Each client's sum of squared distances to its C - f - 2 nearest others, (C,)."""
-    # the differences themselves: products of rows would lose a distance that is small beside the parameters
+    # the differences themselves: products of rows would lose distances that are small compared with the parameters
     distance_CC = torch.cdist(parameters_CP, parameters_CP, compute_mode="donot_use_mm_for_euclid_dist").double()
     nearest_CC = distance_CC.square().sort(dim=1).values
     return nearest_CC[:, 1 : len(parameters_CP) - num_malicious - 1].sum(dim=1)
 
 
 def _in_columns(parameters_CP: Tensor) -> Iterator[Tensor]:
-    """Parts of the columns, of ``CHUNK_NUMBERS`` numbers at most."""
+    """Parts of the columns, with at most ``CHUNK_NUMBERS`` values."""
     yield from torch.split(parameters_CP, max(1, CHUNK_NUMBERS // len(parameters_CP)), dim=1)

@@ -11,9 +11,9 @@ not their logits, are mixed, and v stays itself: it is never overwritten by the 
 Departures: the weights ω_i are shares of the training examples (paper: equal ones, ``weighting``); α has plain gradient
 steps of a rate of its own, whatever optimizer the models have. (Adam undoes most of the factor α in v's step.)
 
-Evaluated is v̄_i, of clients that responded in the last round with their own trained w_i, of the others and of unseen
-clients (whose v is w) with the present w; ``server/own_mixtures`` is the share of the former. ``present/`` takes w for
-all.
+v̄_i is evaluated: for clients that responded in the last round with their own trained w_i, for the others and for
+unseen clients (whose v is w) with the current w; ``server/own_mixtures`` is the share of the former. ``present/`` uses
+w for all.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ class APFL(Twins):
     """Mixtures of personal models and the global one.
 
     Args:
-        mixture: α, the personal model's share, in [0, 1]; the first one where it is learned.
+        mixture: α, the personal model's share, in [0, 1]; its initial value if it is learned.
         adaptive: Learn α: ``none``, at the first step of each ``round``, or at every ``step``.
         mixture_lr: η_α; None for the clients' learning rate.
     """
@@ -63,24 +63,24 @@ class APFL(Twins):
             )
 
     def kept_patterns(self, federation: Federation) -> Sequence[str]:
-        """A learned α is kept local, too."""
+        """A learned α is also kept local."""
         return self.personal if self.adaptive == "none" else (*self.personal, "alpha")
 
     def build_net(self, net: nn.Module) -> nn.Module:
-        """The net twice, and α where it is learned."""
+        """Two copies of the net, and α if it is learned."""
         twin = super().build_net(net)
         if self.adaptive != "none":
             twin.register_parameter("alpha", nn.Parameter(torch.tensor(self.mixture)))
         return twin
 
     def setup(self, federation: Federation) -> None:
-        """Start from the common model; nobody has responded yet."""
+        """Start from the common model, before any client has responded."""
         super().setup(federation)
         self.rate = federation.learning_rate if self.mixture_lr is None else self.mixture_lr
         self.responded: list[int] = []
 
     def training(self, round_idx: int) -> Stage:
-        """Both models and α take a step on every batch; α's is no matter of the optimizer."""
+        """Both models and α take a step on every batch; that of α does not use the optimizer."""
         stage = dataclasses.replace(super().training(round_idx), objective=self.losses)
         if self.adaptive == "none":
             return stage
@@ -93,7 +93,7 @@ class APFL(Twins):
         return client.loss(shared, batch) + client.loss(self.mixed_output(client, fixed, batch, context), batch)
 
     def mixed_output(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> NetOutput:
-        """What α v + (1 - α) w predicts; w is the received one where the client should not use its own."""
+        """The output of α v + (1 - α) w; w is the received one if the client should not use its own."""
         mixed = {}
         for name, v in parameters_of("personal", parameters).items():
             w = parameters[f"shared.{name}"]
@@ -108,7 +108,7 @@ class APFL(Twins):
     def move_alpha(
         self, client: ClientModule, parameters: Parameters, gradients: Parameters, batch: Batch | None, context: Context
     ) -> Change:
-        """α <- clip(α - η_α ∂/∂α, 0, 1); the optimizer is given the other gradients."""
+        """α <- clip(α - η_α ∂/∂α, 0, 1); the optimizer gets the other gradients."""
         others = {name: gradient for name, gradient in gradients.items() if name != "alpha"}
         if self.adaptive == "round" and context.step > 0:
             return Change(gradients=others)
@@ -116,7 +116,7 @@ class APFL(Twins):
         return Change(gradients=others, parameters={"alpha": alpha})
 
     def predicts_trained(self) -> bool:
-        """So does the shared model that a client mixes its own with."""
+        """True: the shared model that a client mixes with its own also lives on."""
         return True
 
     def join(self) -> Stage:
@@ -124,12 +124,12 @@ class APFL(Twins):
         return Stage(name="join")
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
-        """Average, and note who has responded."""
+        """Average, and record which clients have responded."""
         super().aggregate(stage, upload)
         self.responded = list(upload.clients)
 
     def sum_weighting(self) -> SumWeighting:
-        """That of the average: who has responded is known beside."""
+        """That of the average; which clients have responded is known anyway."""
         return super().sum_weighting()
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
@@ -143,10 +143,10 @@ class APFL(Twins):
         return {**result, **{kind: Evaluation(payload=p, output=self.mixed_output) for kind, p in payloads.items()}}
 
     def metrics(self) -> Mapping[str, float]:
-        """How many of the evaluated mixtures are with the client's own w_i."""
+        """The share of the evaluated mixtures with the client's own w_i."""
         return {"server/own_mixtures": len(self.responded) / len(self.federation.training_clients)}
 
 
 def _along(number: Tensor, tensor: Tensor) -> Tensor:
-    """A client's number, or those of a stack, so that it meets all of the client's tensor."""
+    """A client's number, or those of a stack, shaped to broadcast against the client's tensor."""
     return number.reshape(*number.shape, *[1] * (tensor.dim() - number.dim()))

@@ -1,6 +1,6 @@
 """The mixing family: θ <- W θ with a row-stochastic W over the clients of a round.
 
-The members differ in how W is found, in which parameters it touches and in what the clients add to their objective.
+The members differ in how W is computed, which parameters are mixed, and what the clients add to their objective.
 """
 
 import dataclasses
@@ -29,15 +29,16 @@ from fl_lightning.strategies.mixing.aggregation import Aggregation
 
 @dataclass(kw_only=True, eq=False)
 class Mixing(Strategy):
-    """Base of the family.
+    """Base class of the family.
 
     Args:
-        personal: Shell-style patterns of parameters that never leave their client, for example ``["head.*"]``.
+        personal: Shell-style patterns of parameters that are kept local, for example ``["head.*"]``.
         aggregation: A robust rule instead of θ <- W θ, from ``strategies.mixing``; None for W θ itself. It withstands
-            wrong parameters; a strategy that also trusts what clients send (controls, moments, ...) is warned of.
-        masked_averaging: Mix each number over the clients that moved it (``kernels/masked_averaging.py``). The clients'
-            weight decay has to leave untouched numbers alone: 0, or an optimizer of ``fl_lightning.optimizers``.
-        blend: Also evaluate the mean of each client's mixed and its trained model, as ``blend/...``.
+            wrong parameters; a strategy that also trusts client outputs (controls, moments, ...) causes a warning.
+        masked_averaging: Mix each coordinate over the clients that updated it (``kernels/masked_averaging.py``). The
+            clients' weight decay must not move untouched coordinates: use 0, or an optimizer of
+            ``fl_lightning.optimizers``.
+        blend: Also evaluate the mean of each client's mixed and trained models, as ``blend/...``.
     """
 
     personal: Sequence[str] = ()
@@ -45,7 +46,7 @@ class Mixing(Strategy):
     masked_averaging: bool = False
     blend: bool = False
 
-    #: Whether W has a row for every client of the round, not one common row. (Without a type it is no setting.)
+    #: Whether W has a row for every client of the round, not one common row. (Without a type it is not a setting.)
     personalized = False
     server_state: ClassVar[tuple[str, ...]] = ("models", "breadth")
 
@@ -62,46 +63,46 @@ class Mixing(Strategy):
     def mixing_matrix(self, upload: Payload) -> Tensor | Mapping[str, Tensor]:
         """W over the clients of the upload: (1, C) for one common model, or (C, C).
 
-        A mapping of shell-style patterns gives each group of parameters its own, the first pattern that matches.
+        A mapping from shell-style patterns gives each group of parameters its own W; the first matching pattern counts.
         """
 
     def update(self, name: str, before: Tensor, mixed: Tensor) -> Tensor:
-        """What becomes of a parameter of the server: the mixed one, unless a server optimizer steps toward it.
+        """The new value of a parameter on the server: the mixed one, unless a server optimizer steps toward it.
 
         Args:
-            name: The parameter's.
-            before: What the server had of the clients that responded, (1 or C, *shape).
-            mixed: W θ of them, likewise.
+            name: Name of the parameter.
+            before: The server's previous values for the clients that responded, (1 or C, *shape).
+            mixed: W θ for these clients, (1 or C, *shape).
         """
         return mixed
 
     def uses_masked_averaging(self) -> bool:
-        """Whether each number is mixed over the clients that moved it, at present."""
+        """Whether each coordinate is currently mixed over the clients that updated it."""
         return self.masked_averaging
 
     def kept_patterns(self, federation: Federation) -> Sequence[str]:
-        """Shell-style patterns of all parameters that never leave their client: the setting's, and the method's own."""
+        """Shell-style patterns of all parameters that are kept local: those of the setting, and of the method."""
         return self.personal
 
     def settings_against_sums(self) -> list[str]:
-        """Robust aggregation compares clients, and which of them moved a number is told of each."""
+        """Robust aggregation and masked averaging, which need every client's own update."""
         names = ["aggregation"] if self.aggregation is not None else []
         return [*names, "masked_averaging"] if self.masked_averaging else names
 
     def persistence(self) -> Persistence:
-        """The parameters that never leave a client, for it receives the others as a round begins.
+        """The parameters that are kept local, since a client receives the others when a round begins.
 
-        Where clients are evaluated by models that were not sent to them, these live on as well.
+        If clients are evaluated with models that were not sent to them, these live on as well.
         """
         selected = ("*",) if self.predicts_trained() else tuple(self.kept_local)
         return dataclasses.replace(super().persistence(), parameters=selected)
 
     def predicts_trained(self) -> bool:
-        """Whether the result is of the models as the clients have trained them, which live on then."""
+        """Whether the result is that of the models as the clients have trained them, which then live on."""
         return False
 
     def client_outputs(self) -> Mapping[str, ClientOutput]:
-        """What the clients send beside their parameters."""
+        """What the clients send in addition to their parameters."""
         return {}
 
     def setup(self, federation: Federation) -> None:
@@ -181,7 +182,7 @@ class Mixing(Strategy):
                 self.models[name] = self.update(name, self.models[name], mixed)
 
     def _aggregate_robustly(self, aggregation: Aggregation, mixing: Tensor, upload: Payload, rows: Tensor) -> None:
-        """All parameters of a client as one row, which is how distances and lengths are meant."""
+        """Aggregate all parameters of a client as one row, on which distances and norms are defined."""
         sent = flatten(upload.parameters)
         dtype = server_dtype(sent.dtype)
         received = flatten({name: self.models[name][rows] for name in upload.parameters}).to(dtype)
@@ -196,32 +197,32 @@ class Mixing(Strategy):
         return self.mixed_models(clients)
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
-        """The mixed models are the result; ``trained/...`` is before mixing, of those who have trained."""
+        """The mixed models are the result; ``trained/...`` is before mixing, for clients that have trained."""
         result = super().evaluations(clients)
         trained = Evaluation(payload=result[""].payload, prefer_trained=True)
         return {**result, "trained/": trained, **self.blended(clients)}
 
     def blended(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
-        """The mean of each client's mixed and trained model, if asked for; the client computes it."""
+        """The mean of each client's mixed and trained models, if requested; the client computes it."""
         if not self.blend:
             return {}
         model = self.mixed_models(clients)
-        mixed = dataclasses.replace(model, extras=model.parameters)  # their own where they have not trained
+        mixed = dataclasses.replace(model, extras=model.parameters)  # the mixed model itself if they have not trained
         return {"blend/": Evaluation(payload=mixed, output=blended_output, prefer_trained=True)}
 
     def metrics(self) -> Mapping[str, float]:
-        """How broad the last mixing was, if each client has a row of its own (``relations/similarity.py``)."""
+        """The breadth of the last mixing, if each client has a row of its own (``relations/similarity.py``)."""
         result = super().metrics()
         return result if self.breadth is None else {**result, "server/mixing_breadth": self.breadth}
 
 
 def mix(mixing_RC: Tensor, sent: Tensor, received: Tensor | None) -> Tensor:
-    """W θ of one parameter, (R, *shape); of each number over those that moved it, if what they received is given.
+    """W θ for one parameter, (R, *shape); with masked averaging if ``received`` is given.
 
     Args:
         mixing_RC: W.
-        sent: (C, *shape).
-        received: (C, *shape), or (1, *shape) if it was the same for all.
+        sent: What the clients sent, (C, *shape).
+        received: What they had received, (C, *shape), or (1, *shape) if it was the same for all.
     """
     sent_CP = sent.reshape(len(sent), -1)
     if received is None:
@@ -232,7 +233,7 @@ def mix(mixing_RC: Tensor, sent: Tensor, received: Tensor | None) -> Tensor:
 
 
 def blended_output(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> NetOutput:
-    """What the mean of a client's own parameters and those that it received predicts."""
+    """The output of the mean of a client's own parameters and those that it received."""
     mean = {
         name: (local + context.received[name]) / 2 if name in context.received else local
         for name, local in parameters.items()
@@ -244,7 +245,7 @@ blended_output.takes_stacks = True  # type: ignore[attr-defined]
 
 
 def one_model(model: Mapping[str, Tensor], clients: Sequence[int]) -> Payload:
-    """One model for all of some clients; its tensors have a leading dimension of 1."""
+    """The same model for all given clients, from tensors with a leading dimension of 1."""
     parameters = {name: tensor.expand(len(clients), *tensor.shape[1:]) for name, tensor in model.items()}
     return Payload(clients=tuple(clients), parameters=parameters)
 

@@ -1,4 +1,4 @@
-"""Ditto: FedAvg, and beside it a personal model in every client that is held near the global one.
+"""Ditto: FedAvg, and in addition a personal model in every client that is kept near the global one.
 
 Li, Hu, Beirami, Smith: "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021, Algorithm 1.
 With θ the global model as it was received, each local step is taken on one batch by both of a client's models:
@@ -10,7 +10,7 @@ and θ <- Σ_i w_i u_i. The pull never enters u, so that θ is FedAvg's. λ = 0 
 Choices and departures: both models take the same steps, of one rate (the paper leaves their numbers free); the weights
 w_i are shares of the training examples (the paper draws clients by them and averages plainly, which is the same in
 expectation). An unseen client starts its v_i at θ and trains it alone for as long as a round. ``reset_optimizer``
-starts the optimizers of both models anew.
+resets the optimizers of both models.
 """
 
 import dataclasses
@@ -36,8 +36,8 @@ class Ditto(Twins):
 
     Args:
         proximal_weight: λ, at least 0; 0 is Local. About 0.1 with Adam, 1 with SGD.
-        decoupled: Pull after each step, v <- v - ηλ (v - θ) with η the clients' learning rate, instead of by the
-            gradient, which an adaptive optimizer rescales.
+        decoupled: Pull after each step, v <- v - ηλ (v - θ) with η the clients' learning rate, instead of through
+            the gradient, which an adaptive optimizer rescales.
     """
 
     proximal_weight: float = 0.1
@@ -56,7 +56,7 @@ class Ditto(Twins):
             warnings.warn(
                 f"the pull to the global model diverges: learning rate {federation.learning_rate:g} x "
                 f"strategy.proximal_weight {self.proximal_weight:g} is {self.step:.3g}, which must be below 2; lower "
-                "either (Adam's steps do not diverge, but jump about the global model)",
+                "either (Adam's steps do not diverge, but jump around the global model)",
                 stacklevel=2,
             )
 
@@ -94,6 +94,6 @@ both_losses.takes_stacks = True  # type: ignore[attr-defined]
 
 
 def _pairs(parameters: Parameters, context: Context) -> dict[str, tuple[Tensor, Tensor]]:
-    """Each personal parameter v beside the shared one as received, θ."""
+    """Each personal parameter v with the shared one as received, θ."""
     theta = parameters_of("shared", context.anchor)
     return {f"personal.{name}": (v, theta[name]) for name, v in parameters_of("personal", parameters).items()}

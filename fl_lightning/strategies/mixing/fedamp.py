@@ -1,4 +1,4 @@
-"""FedAMP and HeurFedAMP: every client follows a model of its own at the server, mixed from those of clients like it.
+"""FedAMP and HeurFedAMP: every client follows a server model of its own, mixed from those of similar clients.
 
 Huang, Chu, Zhou, Wang, Liu, Pei, Zhang: "Personalized Cross-Silo Federated Learning on Non-IID Data", AAAI 2021,
 Algorithm 1. With θ_i the model that client i sent, of N clients that did, and d_ij = ‖θ_i - θ_j‖²,
@@ -34,11 +34,11 @@ from fl_lightning.strategies.mixing.model_table import ModelTable
 
 @dataclass(kw_only=True, eq=False)
 class FedAMP(ModelTable):
-    """Personal models that attract those that are like them.
+    """Personal models that attract similar ones.
 
     Args:
         attention: By ``distance`` of the models (FedAMP), or by their ``cosine`` (HeurFedAMP).
-        collaboration: κ, how much of u_i is others' if all models are alike, in (0, 1]; for ``distance``.
+        collaboration: κ, the others' share of u_i if all models are equal, in (0, 1]; for ``distance``.
         bandwidth: σ, positive; None for the median of the squared distances; for ``distance``.
         self_weight: ξ_ii, in [0, 1]; for ``cosine``.
         temperature: τ, at least 0; for ``cosine``.

@@ -1,4 +1,4 @@
-"""FedAux: auxiliary projection vectors (APV) as signatures of the clients, and mixing by how alike these are.
+"""FedAux: auxiliary projection vectors (APV) as signatures of the clients, and mixing by their similarity.
 
 Zhuo et al.: "Personalized Subgraph Federated Learning with Differentiable Auxiliary Projections". The client's model is
 ``models/projection_gcn.py`` (eqs. 1 to 6); the server mixes θ_i <- Σ_j W_ij θ_j with
@@ -46,9 +46,9 @@ class FedAuxClient(ClientModule):
         projection_weight_decay: The APV's weight decay; None for the optimizer's.
         unit_norm_projection: Scale the APV to length one after every step, as in Theorem 3.1.
         gradient_clip_val: As in :class:`ClientModule`.
-        running_statistics: Likewise.
-        metrics: Likewise.
-        privacy: Likewise.
+        running_statistics: As in :class:`ClientModule`.
+        metrics: As in :class:`ClientModule`.
+        privacy: As in :class:`ClientModule`.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class FedAuxClient(ClientModule):
         return optimizer
 
     def constrain(self, parameters: Parameters, context: Context) -> Parameters:
-        """The APV at unit length, if asked for."""
+        """The APV at unit length, if requested."""
         if not self.unit_norm_projection:
             return {}
         projection_D = parameters[PROJECTION]
@@ -98,17 +98,18 @@ def send_projection(client: ClientModule, parameters: Parameters, batch: Batch, 
 
 @dataclass(kw_only=True, eq=False)
 class FedAux(SimilarityMixing):
-    """Mixing by how alike auxiliary projection vectors are.
+    """Mixing by the similarity of auxiliary projection vectors.
 
     Args:
-        personal: Shell-style patterns of parameters that never leave their client: the masks of a masked backbone.
+        personal: Shell-style patterns of parameters that are kept local: the masks of a masked backbone.
         similarity_temperature: τ, at least 0 (paper: 10).
-        sign_free: Similarity is the cosine's absolute value instead of the cosine: a and -a lay the nodes out alike, so
-            an APV's sign says nothing.
+        sign_free: Similarity is the absolute value of the cosine: a and -a arrange the nodes in the same way, so an
+            APV's sign carries no information.
         mix_projection: Mix the APVs with the other parameters (eq. 8); else each client keeps its own.
         personalized: Mix by similarity; else average by training examples (ablation FedAvg-mask).
         mask_sparsity_weight: FED-PUB's λ1, of the L1 norm of the masks; 0 for a backbone without masks.
-        proximal_weight: FED-PUB's λ2, of the squared distance to the received parameters; idle with one epoch a round.
+        proximal_weight: FED-PUB's λ2, of the squared distance to the received parameters; no effect with one epoch per
+            round.
     """
 
     personal: Sequence[str] = ("*mask*",)
@@ -134,7 +135,7 @@ class FedAux(SimilarityMixing):
         self.require_at_least(0, "mask_sparsity_weight", "proximal_weight")
 
     def kept_patterns(self, federation: Federation) -> Sequence[str]:
-        """The APV is kept local, too, unless it is mixed."""
+        """The APV is also kept local, unless it is mixed."""
         return self.personal if self.mix_projection else (*self.personal, PROJECTION)
 
     def setup(self, federation: Federation) -> None:

@@ -31,5 +31,5 @@ class FedAvg(Mixing):
         return (example_weights if self.weighting == "examples" else equal_weights)(upload)[None]
 
     def sum_weighting(self) -> SumWeighting:
-        """That of w, unless a setting looks at single clients."""
+        """That of w, unless a setting needs single clients' updates."""
         return None if self.settings_against_sums() else self.weighting

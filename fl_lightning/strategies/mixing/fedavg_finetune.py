@@ -12,11 +12,11 @@ class FedAvgFinetune(FedAvg):
     """FedAvg evaluated after some local epochs on a copy of the global model.
 
     Args:
-        num_finetune_epochs: Local epochs before each evaluation, at least 1, with a fresh optimizer.
+        num_finetune_epochs: Local epochs before each evaluation, at least 1, with a new optimizer.
     """
 
     num_finetune_epochs: int = 5
-    personal: Sequence[str] = field(default=(), init=False)  # no setting of this strategy
+    personal: Sequence[str] = field(default=(), init=False)  # not a setting of this strategy
     blend: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""FedBABU: the backbone is trained by all under one random classifier, which each client tunes to itself at the end.
+"""FedBABU: all clients train the backbone with one random classifier, which each client fine-tunes at the end.
 
 Oh, Kim, Yun: "FedBABU: Toward Enhanced Representation for Federated Image Classification", ICLR 2022, Algorithm 1. In
 the rounds only the backbone φ is trained and averaged; the classifier stays as it was initialized, alike in all
@@ -23,7 +23,7 @@ class FedBABU(FedAvg):
 
     Args:
         personal: Shell-style patterns of the classifier's parameters.
-        num_finetune_epochs: Local epochs before each evaluation, at least 1, with a fresh optimizer.
+        num_finetune_epochs: Local epochs before each evaluation, at least 1, with a new optimizer.
         finetune: What is tuned: the ``whole`` net, its ``head``, or the ``body``.
     """
 
@@ -37,7 +37,7 @@ class FedBABU(FedAvg):
         self.require_at_least(1, "num_finetune_epochs")
 
     def persistence(self) -> Persistence:
-        """No parameters: nobody trains a classifier that lives on."""
+        """No parameters: classifiers are trained only on copies."""
         return dataclasses.replace(super().persistence(), parameters=())
 
     def training(self, round_idx: int) -> Stage:
@@ -49,7 +49,7 @@ class FedBABU(FedAvg):
         return [Stage(name="join")]
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
-        """The tuned copies are the result; ``global/...`` is the backbone under the classifier that nobody trained."""
+        """The tuned copies are the result; ``global/...`` is the backbone with the untrained classifier."""
         shared = self.model_for(clients)
         trained = {"whole": ("*",), "head": self.kept_local, "body": self.shared}[self.finetune]
         tuned = Evaluation(payload=shared, tuning=tune(self.num_finetune_epochs, trained=trained))

@@ -24,13 +24,13 @@ class FedBN(FedAvg):
     """FedAvg with personal normalization layers.
 
     Args:
-        personal: Shell-style patterns of further parameters that never leave their client.
+        personal: Shell-style patterns of further parameters that are kept local.
     """
 
     default_net = NormalizedGCN
 
     def net_for(self, registry: ClientRegistry, client: ClientModule) -> NetFactory:
-        """Also an MLP has normalization layers."""
+        """The default net, with normalization layers in an MLP, too."""
         net = super().net_for(registry, client)
         return functools.partial(MLP, batch_norm=True) if net is MLP else net
 
@@ -50,6 +50,6 @@ class FedBN(FedAvg):
         super().setup(federation)
 
     def kept_patterns(self, federation: Federation) -> Sequence[str]:
-        """The normalization layers are kept local, too."""
+        """The normalization layers are also kept local."""
         result = () if federation.client is None else norm_parameters(federation.client.net)
         return [*self.personal, *(name for name in result if name in federation.parameters)]

@@ -1,4 +1,4 @@
-"""FedDyn: each client's objective gets a linear term with which all clients have their minimum at one model.
+"""FedDyn: each client's objective gets a linear term that gives all clients their minimum at the same model.
 
 Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama: "Federated Learning Based on Dynamic Regularization", ICLR
 2021, Algorithm 1. With ĝ_i = 0 and h = 0 at first, θ as sent, N training clients, S those that respond:
@@ -7,13 +7,13 @@ Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama: "Federated Learning Ba
     server   ĝ_i <- ĝ_i - α (θ_i - θ)  for i in S;    h <- h - (α/N) Σ_{i in S} (θ_i - θ)
              θ <- (1/|S|) Σ_{i in S} θ_i - h / α
 
-θ is an extrapolation and no model to use: evaluated is the mean of the θ_i; the θ that is sent is ``sent/...``. ĝ_i
+θ is an extrapolation and not a model to use: the mean of the θ_i is evaluated; the θ that is sent is ``sent/...``. ĝ_i
 estimates a gradient only as far as the clients solve their problem: too few steps make h grow (``server/dual_norm``).
 α = 0 is not FedAvg. The authors' code has α in inverse proportion to a client's size, and a part of it in the weight
 decay; the paper has neither, and here there is none.
 
-The ĝ_i are kept by the server, which sends them beside θ, so that no client whose update is lost leaves its own behind
-(in the paper the clients keep them, which saves half of what goes down). Leaves the client: its model.
+The ĝ_i are kept by the server, which sends them with θ, so that a client whose update is lost cannot have an outdated
+one (in the paper the clients keep them, which halves the download). Leaves the client: its model.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from fl_lightning.strategies.mixing.base import Mixing, equal_weights, one_model
 
 @dataclass(kw_only=True, eq=False)
 class FedDyn(Mixing):
-    """One global model, by local objectives that are regularized as training goes.
+    """One global model, by dynamically regularized local objectives.
 
     Args:
         regularization: α, positive.
@@ -93,12 +93,12 @@ class FedDyn(Mixing):
         rows, num_clients = list(upload.clients), len(self.federation.training_clients)
         for name, mean in self.models.items():
             self.duals[name][rows] -= self.regularization * (upload.parameters[name] - self.sent[name])
-            share = len(rows) / num_clients  # the mean may be a robust one
+            share = len(rows) / num_clients  # the mean may be robust
             self.h[name] = self.h[name] - self.regularization * share * (mean - self.sent[name])[0]
             self.sent[name] = mean - self.h[name] / self.regularization
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
-        """The mean model is the result; ``sent/...`` is θ, ``trained/...`` are the clients' own."""
+        """The mean model is the result; ``sent/...`` is θ, ``trained/...`` are the clients' own models."""
         return {**super().evaluations(clients), "sent/": Evaluation(payload=self.sent_model(clients))}
 
     def metrics(self) -> Mapping[str, float]:

@@ -1,4 +1,4 @@
-"""FedGNN: FedAvg on graphs that are expanded by what other clients say of nodes with neighbors in common.
+"""FedGNN: FedAvg on graphs that are expanded with other clients' embeddings of nodes with common neighbors.
 
 Wu, Wu, Cao, Huang, Xie: "FedGNN: Federated Graph Neural Network for Privacy-Preserving Recommendation", 2021; "A
 federated graph neural network framework for privacy-preserving personalization" (FedPerGNN), Nature Communications 13,
@@ -12,17 +12,19 @@ and sends ē_v, their mean. With d_v local neighbors, in training and in evaluat
 
     H² = ((1 - β) Â H¹ + β ē) W + b,     β_v = m_v / (m_v + d_v + 1)
 
-with ē constant. Who is absent lends what it sent last. With ``callbacks.NeighborIds`` the clients know K; without it
-nobody does, no node is matched, and this is FedAvg. ``same_neighbors`` matches next to nothing in disjoint parts.
+with ē constant. For an absent client, what it sent last is used. With ``callbacks.NeighborIds`` the clients know K;
+without it none does, no node is matched, and this is FedAvg. ``same_neighbors`` matches hardly any nodes in disjoint
+parts.
 
 Leaves the client: the model; once, for each of its nodes, the hashed ids of its neighbors; every few rounds, for each
 node, its hidden layer, from which features can be computed. The matcher is the server here, and learns who shares
 neighbors with whom; a client receives means of other clients' rows.
 
 Departures: the paper is on recommendation. It has users with an item in common, attention, pseudo items and noisy
-gradients; none of these can be had for node classification, and what others ran under this name on it has never been
-published. So this is our own reading, after the one line that FED-PUB gives of it (``same_neighbors``). Noise and
-clipping are ``remote.filters``' for any strategy. Matching takes memory for all pairs of nodes with a common neighbor.
+gradients; none of these exist in node classification, and what others ran under this name on it has never been
+published. So this is our own reading, after the one line that FED-PUB writes about it (``same_neighbors``). Noise and
+clipping are in ``remote.filters`` for any strategy. Matching takes memory for all pairs of nodes with a common
+neighbor.
 """
 
 import dataclasses
@@ -58,7 +60,7 @@ class FedGNN(FedAvg, RecordsMetrics):
 
     Args:
         rule: Which nodes are matched: those with a ``common_neighbor``, or with the ``same_neighbors``.
-        num_neighbors: Most nodes that are drawn for one, at least 1.
+        num_neighbors: Largest number of nodes that are drawn for a node, at least 1.
         num_warmup_rounds: Rounds of FedAvg before the first exchange, at least 0.
         refresh_every: Rounds from one exchange to the next, at least 1.
     """
@@ -86,10 +88,10 @@ class FedGNN(FedAvg, RecordsMetrics):
         self.require_at_least(1, "num_neighbors", "refresh_every")
 
     def setup(self, federation: Federation) -> None:
-        """Nobody has sent anything.
+        """Start without embeddings and neighbor ids.
 
         Raises:
-            ValueError: The net cannot take what others send.
+            ValueError: The net is not for expanded graphs.
         """
         if federation.client is not None and not isinstance(federation.client.net, ExpandedGCN):
             raise ValueError("FedGNN needs a net for expanded graphs: set model.net to fl_lightning.models.ExpandedGCN")
@@ -104,11 +106,11 @@ class FedGNN(FedAvg, RecordsMetrics):
         self._pairs: tuple[np.ndarray, np.ndarray] | None = None
 
     def initial_stages(self) -> Sequence[Stage]:
-        """The clients say by what their nodes' neighbors are known."""
+        """The clients send the hashed ids of their nodes' neighbors."""
         return [Stage(name="register", client_outputs={"ids": ids_of}, rows={"ids": Rows(of="example")})]
 
     def stages(self, round_idx: int) -> Sequence[Stage]:
-        """Train; before, every few rounds, send the hidden layer."""
+        """Train; every few rounds, send the hidden layer first."""
         late = round_idx - self.num_warmup_rounds
         due = late >= 0 and late % self.refresh_every == 0
         return [*([self.exchange()] if due else []), *super().stages(round_idx)]
@@ -118,15 +120,15 @@ class FedGNN(FedAvg, RecordsMetrics):
         return Stage(name="exchange", client_outputs={"hidden": hidden_of}, rows={"hidden": Rows(of="example")})
 
     def onboarding_stages(self) -> Sequence[Stage]:
-        """Unseen clients register, send their hidden layer and train on what others lend them."""
+        """Unseen clients send neighbor ids and hidden layer, and train on what others have sent."""
         return [*self.initial_stages(), self.exchange(), *super().stages(0)]
 
     def training(self, round_idx: int) -> Stage:
-        """On the expanded graphs."""
+        """Train on the expanded graphs."""
         return dataclasses.replace(super().training(round_idx), objective=expanded_loss)
 
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
-        """The global model, and what has been received for the clients' nodes."""
+        """The global model, and ē and m of the clients' nodes."""
         if stage.name == "register":
             return Payload(clients=tuple(clients))
         payload = self.mixed_models(clients)
@@ -142,7 +144,7 @@ class FedGNN(FedAvg, RecordsMetrics):
         return dataclasses.replace(payload, extras=extras, lengths=lengths)
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
-        """Average the models; before, keep what was sent, and match anew."""
+        """Average the models; in an exchange, keep what was sent and match the nodes again."""
         if stage.name == "train":
             super().aggregate(stage, upload)
             return
@@ -156,7 +158,7 @@ class FedGNN(FedAvg, RecordsMetrics):
             self.recorded_metrics = {"server/matched": matched / max(nodes, 1), "server/drawn": lent / max(matched, 1)}
         elif upload.clients and not self.sent["ids"].any():
             warnings.warn(
-                "FedGNN: no client knows by what its nodes' neighbors are known elsewhere, so this is FedAvg: add "
+                "FedGNN: the clients have no neighbor ids, so this is FedAvg: add "
                 "fl_lightning.callbacks.NeighborIds to trainer.callbacks",
                 stacklevel=2,
             )
@@ -188,7 +190,7 @@ class FedGNN(FedAvg, RecordsMetrics):
         self.sent[name][rows] = pad_examples(new_CN, size)
 
     def match(self, clients: Sequence[int]) -> None:
-        """Draw nodes of others for the nodes of some clients, and take the means of their hidden layers."""
+        """Draw matching nodes of other clients for the nodes of some clients, and average their hidden layers."""
         rows, hidden_CND = list(clients), self.sent["hidden"]
         num_clients, size, width = hidden_CND.shape
         if self._pairs is None:
@@ -209,7 +211,10 @@ class FedGNN(FedAvg, RecordsMetrics):
         self._put("number", rows, torch.from_numpy(number_N).view(num_clients, size)[rows])
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
-        """The averaged model on expanded graphs is the result; ``alone/...`` is it without, ``trained/...`` before."""
+        """The averaged model on expanded graphs is the result.
+
+        ``alone/...`` is the same model without the expansion, ``trained/...`` is before averaging.
+        """
         model = self.mixed_models(clients)
         return {
             "": Evaluation(payload=self.expanded(model), output=expanded_output),
@@ -218,7 +223,7 @@ class FedGNN(FedAvg, RecordsMetrics):
         }
 
     def later_evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
-        """With ē and m, once there are any."""
+        """Evaluations with ē and m, once there are any."""
         nothing = torch.zeros(len(clients), 0)
         extras = dict.fromkeys(("received", "number"), nothing)
         model = dataclasses.replace(self.mixed_models(clients), extras=extras, lengths=extras)
@@ -228,7 +233,7 @@ class FedGNN(FedAvg, RecordsMetrics):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state; pairs have to be matched anew."""
+        """Restore the state; pairs have to be matched again."""
         super().load_state_dict(state)
         self._pairs = None
 
@@ -246,7 +251,7 @@ def hidden_of(client: ClientModule, parameters: Parameters, batch: Batch, contex
 
 
 def expanded_output(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> NetOutput:
-    """What the net says of the expanded graph."""
+    """The net's output for the expanded graph."""
     assert isinstance(batch, GraphBatch)
     if "received" not in context.received:
         return client.output(parameters, batch)

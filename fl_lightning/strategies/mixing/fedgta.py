@@ -1,4 +1,4 @@
-"""FedGTA: models of clients whose propagated predictions are distributed alike are averaged, the confident ones more.
+"""FedGTA: averages models of clients with similar distributions of propagated predictions, weighted by confidence.
 
 Li, Wu, Zhang, Zhu, Li, Wang: "FedGTA: Topology-aware Averaging for Federated Graph Learning", PVLDB 17(1), 2023. After
 training, in eval mode, with P the predictions, T the training nodes, K classes, d_v the neighbors of node v:
@@ -14,9 +14,9 @@ training nodes' number of edges.
 
 Departures: A_i has i in it whatever ε is, and nodes without a role are predicted (released code gives them their true
 labels). Adding Y_T again in every step is in released code, not in the paper; the scores then exceed 1 and a softmax of
-them is nearly flat: ``normalize: rows`` divides by their sum instead, which tells clients apart better. An unseen
-client has the mean of the training clients' models until it sends moments, and then what is mixed of those that are
-like it.
+them is nearly flat: ``normalize: rows`` divides by their sum instead, which distinguishes clients better. An unseen
+client has the mean of the training clients' models until it sends moments, and then the mixture of those similar to
+it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,17 +41,17 @@ from fl_lightning.strategies.mixing.base import Mixing
 
 @dataclass(kw_only=True, eq=False)
 class FedGTA(Mixing):
-    """Averaging among clients of like moments, weighted by confidence.
+    """Averaging among clients with similar moments, weighted by confidence.
 
     Args:
-        threshold: ε, the cosine above which another client's model is taken, in [-1, 1]; 1 is Local.
-        num_moments: Orders of moments, at least 1.
+        threshold: ε, the cosine above which another client's model is used, in [-1, 1]; 1 is Local.
+        num_moments: Number of orders of moments, at least 1.
         moments: The ``raw`` ones, the ``central`` ones or both (``hybrid``).
         weighting: By ``confidence``, by training ``examples``, or ``equal`` weights.
         num_propagations: k, steps of label propagation, at least 0.
-        propagation_share: α, what a step takes of the neighbors, in [0, 1].
-        temperature: Of the confidences, positive.
-        normalize: Make distributions of the scores by ``softmax``, or divide ``rows`` by their sum.
+        propagation_share: α, the share of the neighbors in a step, in [0, 1].
+        temperature: Temperature of the confidences, positive.
+        normalize: Turn scores into distributions by ``softmax``, or divide ``rows`` by their sum.
     """
 
     threshold: float = 0.5
@@ -77,7 +77,7 @@ class FedGTA(Mixing):
         self.require_positive("temperature")
 
     def setup(self, federation: Federation) -> None:
-        """Nobody has sent moments yet."""
+        """Start without moments."""
         super().setup(federation)
         self.dtype = server_dtype(next(iter(federation.parameters.values())).dtype)
         width = federation.num_outputs * self.num_moments * (2 if self.moments == "hybrid" else 1)
@@ -114,7 +114,7 @@ class FedGTA(Mixing):
         return torch.cat([weight_N @ value_NK**k for value_NK in wanted for k in range(1, self.num_moments + 1)])
 
     def accepted_weights(self, clients: Sequence[int], others: Sequence[int]) -> Tensor:
-        """What share each client has of the others' models, (C, K); of all if it accepts nobody's."""
+        """The weights of the others' models for each client, (C, K); of all models if it accepts none."""
         local, theirs = ({n: t[list(group)] for n, t in self.sent.items()} for group in (clients, others))
         itself_CK = torch.tensor(clients)[:, None] == torch.tensor(others)
         accepted_CK = cosine_similarity(local["moments"], theirs["moments"]) > self.threshold

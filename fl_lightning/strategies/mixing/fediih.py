@@ -44,7 +44,7 @@ class FedIIH(Mixing):
     """Mixing of each factor among clients whose latents are alike in it.
 
     Args:
-        similarity_temperature: τ, at least 0; 0 averages plainly.
+        similarity_temperature: τ, at least 0; 0 is plain averaging.
     """
 
     num_epochs: int = 1
@@ -63,7 +63,7 @@ class FedIIH(Mixing):
         self.require_at_least(0, "similarity_temperature")
 
     def setup(self, federation: Federation) -> None:
-        """Nobody has sent latents yet.
+        """Start without latents.
 
         Raises:
             ValueError: The net has no factors.
@@ -82,7 +82,7 @@ class FedIIH(Mixing):
         return {"latents": mean_latents}
 
     def mixing_between(self, clients: Sequence[int], others: Sequence[int]) -> Mapping[str, Tensor]:
-        """Each factor's W, (C, J), for its parameters; equal shares for the rest, and for who was never heard."""
+        """Each factor's W, (C, J), for its parameters; equal shares for the rest and for clients without latents."""
         own_CKD, others_JKD = self.latents_CKD[list(clients)], self.latents_CKD[list(others)]
         heard_CJ = self.known_C[list(clients)][:, None] & self.known_C[list(others)]
         result: dict[str, Tensor] = {}
@@ -137,7 +137,7 @@ class FedIIH(Mixing):
         return {f"mixing of factor {k}": mixing[f"heads.{k}"] for k in range(self.latents_CKD.shape[1])}
 
     def metrics(self) -> Mapping[str, float]:
-        """How broad the mixing is, and by how much of a client's weight they disagree with the first."""
+        """How broad the mixing is, and how much of a client's weight differs from the first factor's."""
         first, *others = self.matrices().values()
         apart = max([float((other - first).abs().sum(dim=1).mean() / 2) for other in others], default=0.0)
         return {**super().metrics(), "server/factors_apart": apart}

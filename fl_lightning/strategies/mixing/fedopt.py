@@ -36,7 +36,7 @@ class FedOpt(FedAvg):
         server_lr: η, positive.
         momentum: ρ of avgm, β1 of the others, in [0, 1).
         second_momentum: β2 of adam and yogi, in [0, 1].
-        adaptivity: τ of all but avgm, positive: the larger, the less the rates of two numbers differ.
+        adaptivity: τ of all but avgm, positive: the larger, the less the learning rates of two coordinates differ.
     """
 
     server_optimizer: Literal["avgm", "adagrad", "adam", "yogi"] = "adam"
@@ -46,7 +46,7 @@ class FedOpt(FedAvg):
     adaptivity: float = 1e-4
 
     shares_statistics = False
-    #: As in the paper: Adam is the server's; with Adam at both ends nothing is learned.
+    #: SGD, as in the paper: Adam is for the server; with Adam at both ends nothing is learned.
     default_optimizer = functools.partial(SGD, lr=0.3, fused=True)
     server_state = ("m", "v")
 

@@ -9,9 +9,9 @@ k,
     C̄_k <- Σ_i n_{i,k} C_{i,k} / Σ_i n_{i,k};    the prediction is argmin_k ‖z - C̄_k‖².
 
 Clients may have different nets whose embeddings are of one width; those of a kind start alike. Departures: the weights
-above sum to one, without the paper's further factor; prototypes are aggregated eval mode after training (released code:
-running, in training mode); a class keeps its prototype while nobody who has it responds. As long as there are no
-prototypes, the loss is f_i and the classifier predicts.
+above sum to one, without the paper's further factor; prototypes are computed in eval mode after training (released
+code: running, in training mode); a class keeps its prototype while no client that has it responds. As long as there
+are no prototypes, the loss is f_i and the classifier predicts.
 """
 
 import dataclasses
@@ -36,13 +36,13 @@ from fl_lightning.strategies.local import Local
 
 @dataclass(kw_only=True, eq=False)
 class FedProto(Local):
-    """Local training whose embeddings are pulled to prototypes of the classes, which are averaged.
+    """Local training whose embeddings are pulled toward averaged prototypes of the classes.
 
     Args:
         prototype_weight: λ, at least 0; 0 is Local.
-        weighting: Average a class's prototypes by training ``examples``, or alike for all ``clients`` that have it.
+        weighting: Average a class's prototypes by training ``examples``, or equally over all ``clients`` that have it.
         predict: By the nearest of the ``prototypes``, or by the ``head``; the other is ``head/...`` or ``proto/...``.
-        own_classes_only: The nearest among the prototypes of the classes that the client trains on.
+        own_classes_only: Consider only the prototypes of the classes that the client trains on.
     """
 
     prototype_weight: float = 1.0
@@ -59,14 +59,14 @@ class FedProto(Local):
         self.require_at_least(0, "prototype_weight")
 
     def setup(self, federation: Federation) -> None:
-        """No class has a prototype, and nobody is known to have a class."""
+        """Start without prototypes, and without knowing which clients have which classes."""
         super().setup(federation)
         self.prototypes_KD = torch.zeros(federation.num_outputs, 1, device=federation.device)
         self.known_K = torch.zeros(federation.num_outputs, dtype=torch.bool, device=federation.device)
         self.held_CK = self.known_K.repeat(federation.num_clients, 1)
 
     def training(self, round_idx: int) -> Stage:
-        """With the pull; prototypes are sent, and no parameters."""
+        """Train with the pull; send prototypes and no parameters."""
         stage = dataclasses.replace(
             super().training(round_idx),
             client_outputs={"class": class_means},
@@ -99,12 +99,12 @@ class FedProto(Local):
         return Payload(clients=tuple(clients), extras={"prototypes": prototypes_CKD, "known": known_CK})
 
     def onboard(self, stage: Stage, upload: Payload) -> None:
-        """Note who has which classes."""
+        """Record which clients have which classes."""
         if upload.clients:
             self.held_CK[list(upload.clients)] = upload.extras["class/counts"] > 0
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
-        """The mean of each class's prototypes; a class that nobody sends keeps its own."""
+        """Average each class's prototypes; a class that no client sends keeps its prototype."""
         if not upload.clients:
             return
         self.onboard(stage, upload)
@@ -119,7 +119,7 @@ class FedProto(Local):
         """The nearest prototype and the classifier: the one that predicts is the result."""
         payload = self.configure(self.training(0), clients)
         if payload is not None and self.own_classes_only:
-            own_CK = self.held_CK[list(clients)] & self.known_K  # if it is known of a client that it has any
+            own_CK = self.held_CK[list(clients)] & self.known_K  # if a client is known to have any
             own_CK = torch.where(own_CK.any(dim=1, keepdim=True), own_CK, self.known_K)
             payload = dataclasses.replace(payload, extras={**payload.extras, "known": own_CK})
         nearest = Evaluation() if payload is None else Evaluation(payload=payload, output=self.nearest)

@@ -1,4 +1,4 @@
-"""FedProx: FedAvg whose clients are held near the global model.
+"""FedProx: FedAvg whose clients are kept near the global model.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: "Federated Optimization in Heterogeneous Networks", MLSys 2020, eq. 2:
 each client minimizes f_i(θ) + μ/2 ‖θ - θ_global‖².
@@ -20,7 +20,7 @@ class FedProx(FedAvg):
     """
 
     proximal_weight: float = 0.01
-    personal: Sequence[str] = field(default=(), init=False)  # no setting of this strategy
+    personal: Sequence[str] = field(default=(), init=False)  # not a setting of this strategy
 
     def __post_init__(self) -> None:
         """Check the settings."""

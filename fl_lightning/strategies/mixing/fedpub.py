@@ -30,12 +30,12 @@ class FedPub(SimilarityMixing):
     """Mixing by functional similarity, with personal sparse masks.
 
     Args:
-        personal: Shell-style patterns of parameters that never leave their client: the masks.
+        personal: Shell-style patterns of parameters that are kept local: the masks.
         mask_sparsity_weight: λ1, of the L1 norm of the masks (paper: 1e-3, see above).
-        proximal_weight: λ2, of the squared distance to the received parameters; idle with one epoch a round.
-        num_proxy_blocks: Blocks of the proxy graph.
-        proxy_nodes_per_block: Nodes of each block.
-        proxy_edge_probability: Of two nodes of one block; there are no edges between blocks.
+        proximal_weight: λ2, of the squared distance to the received parameters; no effect with one epoch per round.
+        num_proxy_blocks: Number of blocks of the proxy graph.
+        proxy_nodes_per_block: Nodes in each block.
+        proxy_edge_probability: Probability of an edge between two nodes of a block; there are no edges between blocks.
     """
 
     personal: Sequence[str] = ("*mask*",)

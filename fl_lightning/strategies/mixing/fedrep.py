@@ -1,4 +1,4 @@
-"""FedRep: a common representation, and classifiers of the clients' own, trained in turn.
+"""FedRep: a common representation and personal classifiers, trained in turn.
 
 Collins, Hassani, Mokhtari, Shakkottai: "Exploiting Shared Representations for Personalized Federated Learning", ICML
 2021, Algorithm 1. With φ the backbone and h_i a client's classifier, in each round
@@ -7,9 +7,9 @@ Collins, Hassani, Mokhtari, Shakkottai: "Exploiting Shared Representations for P
              φ_i <- φ_i - η ∇_φ f_i(φ_i, h_i)    ``num_epochs``, from φ, h_i as just trained
     server   φ <- Σ_i w_i φ_i
 
-w_i are shares of the training examples. What a step does not train, the optimizer skips; the released code on old
-versions of PyTorch lets momentum move it. Evaluated is the new φ with the client's classifier, which was fitted to the
-φ before; the released code trains the classifier once more after its last round (``num_finetune_epochs``).
+w_i are shares of the training examples. The optimizer skips what a step does not train; the released code on old
+versions of PyTorch lets momentum move it. The new φ is evaluated with the client's classifier, which was fitted to the
+previous φ; the released code trains the classifier once more after its last round (``num_finetune_epochs``).
 
 Leaves the client: the backbone it has trained.
 """
@@ -31,9 +31,9 @@ class FedRep(FedAvg):
     """Classifier first, then backbone; the backbone is averaged.
 
     Args:
-        personal: Shell-style patterns of the classifier's parameters, which never leave their client.
+        personal: Shell-style patterns of the classifier's parameters, which are kept local.
         num_epochs: Local epochs on the backbone.
-        num_head_epochs: Local epochs on the classifier before, at least 0.
+        num_head_epochs: Local epochs on the classifier before those on the backbone, at least 0.
         num_finetune_epochs: Local epochs on the classifier, on a copy, before each evaluation; at least 0.
     """
 
@@ -42,7 +42,7 @@ class FedRep(FedAvg):
     num_head_epochs: int = 10
     num_finetune_epochs: int = 0
 
-    #: As in the paper's experiments: with Adam a classifier that trains alone soon knows its few examples by heart.
+    #: SGD, as in the paper's experiments: with Adam, a classifier that trains alone soon memorizes its few examples.
     examples_optimizer = functools.partial(SGD, lr=0.01)
 
     def __post_init__(self) -> None:
@@ -58,7 +58,7 @@ class FedRep(FedAvg):
         body = dataclasses.replace(whole, trained=self.shared)
         if not self.num_head_epochs:
             return [body]
-        return [self.head_stage(), dataclasses.replace(body, reset_optimizer=False)]  # its turn resets all of it
+        return [self.head_stage(), dataclasses.replace(body, reset_optimizer=False)]  # the head stage resets it
 
     def head_stage(self) -> Stage:
         """The classifier's turn; nothing is sent up."""
@@ -74,7 +74,7 @@ class FedRep(FedAvg):
         return self.mixed_models(clients) if stage.name == "head" or not self.num_head_epochs else None
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
-        """The averaged backbone with each client's classifier, trained on for a while if asked for."""
+        """The averaged backbone with each client's classifier, which is trained further if requested."""
         result = super().evaluations(clients)
         if not self.num_finetune_epochs:
             return result

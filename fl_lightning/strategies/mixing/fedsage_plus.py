@@ -51,15 +51,16 @@ class FedSagePlus(FedSage, RecordsMetrics):
     """FedSage on completed graphs.
 
     Args:
-        personal: Shell-style patterns of parameters that never leave their client: the generator's.
-        hidden_fraction: Share of the validation nodes that is hidden, in [0, 1]; with 0 nothing real is there to learn.
-        generator_nodes: T, whose lost neighbors teach the generator: the ``training`` nodes, as in released code, or
-            ``all``, which with few labels are many more.
+        personal: Shell-style patterns of parameters that are kept local: the generator's.
+        hidden_fraction: Share of the validation nodes that is hidden, in [0, 1]; with 0 the generator has no real
+            neighbors to learn from.
+        generator_nodes: T, the nodes whose lost neighbors train the generator: the ``training`` nodes, as in released
+            code, or ``all``, which are many more if there are few labels.
         pretrain_epochs: Epochs on L_A.
-        refine_epochs: Epochs with the other clients' neighbors, an exchange each.
-        loss_weights: a, b and c, not negative. As L_feat is a mean over all features, c decides with the published
-            weights what is generated; a greater b, or c = 0, keeps that near real features.
-        num_shown: Nodes of a client in T whose generated neighbors the others see in an exchange.
+        refine_epochs: Epochs with the other clients' neighbors, with one exchange each.
+        loss_weights: a, b and c, not negative. As L_feat is a mean over all features, with the published weights c
+            decides what is generated; a greater b, or c = 0, keeps it near real features.
+        num_shown: Number of a client's nodes in T whose generated neighbors the others see in an exchange.
         noise_std: Standard deviation of normal noise on the gradients that are sent.
     """
 
@@ -87,7 +88,7 @@ class FedSagePlus(FedSage, RecordsMetrics):
             raise ValueError(f"strategy.loss_weights must be three numbers from 0 on, got {self.loss_weights}")
 
     def setup(self, federation: Federation) -> None:
-        """Nothing is known of the generators yet."""
+        """Start without metrics and exchanged features."""
         super().setup(federation)
         self.num_slots = federation.parameters["generator.features.2.bias"].numel() // int(
             torch.tensor(federation.num_features)
@@ -95,7 +96,7 @@ class FedSagePlus(FedSage, RecordsMetrics):
         self.exchanged = Payload(clients=())
 
     def client_state(self) -> Mapping[str, StateSpec]:
-        """Which nodes are hidden, which hidden neighbors each node has lost, and which nodes teach the generator."""
+        """Which nodes are hidden, which hidden neighbors each node has lost, and which nodes train the generator."""
         return {
             "impaired/hidden": StateSpec(initial=torch.tensor(False), per_example=True),
             "impaired/lost": StateSpec(initial=torch.full((self.num_slots,), -1), per_example=True),
@@ -103,7 +104,7 @@ class FedSagePlus(FedSage, RecordsMetrics):
         }
 
     def initial_stages(self) -> Sequence[Stage]:
-        """Hide, train the generators alone, then with each other's neighbors, and complete the graphs."""
+        """Hide nodes, train the generators alone and then with each other's neighbors, and complete the graphs."""
         refining = []
         for epoch in range(self.refine_epochs):
             refining += [
@@ -121,7 +122,7 @@ class FedSagePlus(FedSage, RecordsMetrics):
         return [first, *others[:-1], *refining, others[-1]]
 
     def alone(self) -> list[Stage]:
-        """What a client does by itself before it trains the classifier."""
+        """What a client does alone before it trains the classifier."""
         assert isinstance(self.federation.client, NeighborGenerationClient)
         return [
             Stage(name="impair", client_state={"impaired": self.impair}),
@@ -142,7 +143,7 @@ class FedSagePlus(FedSage, RecordsMetrics):
         ]
 
     def onboarding_stages(self) -> Sequence[Stage]:
-        """An unseen client mends by itself, then trains the common classifier."""
+        """An unseen client generates missing neighbors on its own, then trains the common classifier."""
         return [*self.alone(), *self.stages(0)]
 
     def training(self, round_idx: int) -> Stage:
@@ -164,7 +165,7 @@ class FedSagePlus(FedSage, RecordsMetrics):
         return client_side.local_loss(client, made, batch, context, self.loss_weights)
 
     def show(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> dict[str, Tensor]:
-        """What is made with the next exchange's noise and dropout, of some nodes."""
+        """The features generated for some nodes with the noise and dropout of the next exchange."""
         assert isinstance(batch, GraphBatch)
         key = context.received["next_key"]
         made = client_side.generate(client, parameters, batch, context, key, drops=True)
@@ -176,7 +177,7 @@ class FedSagePlus(FedSage, RecordsMetrics):
         return exchange.foreign_gradient(batch, context, slots=self.num_slots, weight=weight, noise_std=self.noise_std)
 
     def refine(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
-        """L_A / C, and what has the gradient of b Σ_j L_ij / C."""
+        """L_A / C, plus a term with the gradient of b Σ_j L_ij / C."""
         assert isinstance(batch, GraphBatch)
         key = context.received["key"]
         made = client_side.generate(client, parameters, batch, context, key, drops=True)
@@ -210,14 +211,14 @@ class FedSagePlus(FedSage, RecordsMetrics):
         return Payload(clients=tuple(clients), extras=extras)
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
-        """Average the classifiers; before, pass on what was shown, sum each client's gradients, note the metrics."""
+        """Average the classifiers; before round 0, forward generated features, sum gradients and record metrics."""
         if stage.name == "train":
             super().aggregate(stage, upload)
         elif stage.name == "mend":
             self.recorded_metrics = {name: float(tensor.double().mean()) for name, tensor in upload.extras.items()}
             if not self.recorded_metrics["server/generated_neighbors"]:
                 warnings.warn(
-                    "FedSagePlus: no client generates a neighbor, so that this is FedSage; more strategy."
+                    "FedSagePlus: no client generates a neighbor, so this is FedSage; more strategy."
                     "pretrain_epochs, a greater strategy.hidden_fraction, or model.rounding: nearest may help.",
                     stacklevel=2,
                 )
@@ -226,6 +227,6 @@ class FedSagePlus(FedSage, RecordsMetrics):
             rows = [self.exchanged.clients.index(client) for client in upload.clients]
             self.exchanged = Payload(clients=upload.clients, extras={"gradient": summed[rows]})
         elif "shown/used" in upload.extras:
-            num_used = max(1, int(upload.extras["shown/used"].max()))  # the slots beyond hold zeros
+            num_used = max(1, int(upload.extras["shown/used"].max()))  # the other slots are zero
             shown = {**upload.extras, "shown/features": upload.extras["shown/features"][:, :, :num_used]}
             self.exchanged = dataclasses.replace(upload, extras=shown, num_examples=None, num_steps=None)

@@ -11,13 +11,13 @@ of its own. With g the client's GNN, which it keeps to itself, p = softmax(h(e +
     and so does q on T, by an Adam of its own
     S_k <- Σ_i r_ik S_ik / Σ_i r_ik,   S_ik = mean of q_v over T, y_v = k;   r_ik = their share of client i's T
 
-and e, h, h' are averaged. A class that nobody who responds has keeps its proxy.
+and e, h, h' are averaged. A class that no responding client has keeps its proxy.
 
 Leaves the client: the model of features; the mean proxy of each class and the number of its training nodes; two metrics
 on the teacher. The GNN never does.
 
-Departures: released code starts h' anew from h in every round and runs g with dropout where it teaches. Here h' is its
-own average, and who teaches does so without dropout. There is no robust rule: wrong proxies would still mislead all.
+Departures: released code resets h' to h in every round and runs g with dropout when it teaches. Here h' is its
+own average, and teachers run without dropout. There is no robust rule: wrong proxies would still mislead all.
 
 A round trains two models, which on Cora takes a stack of 20 clients two to three times FedAvg's time on the same GNN.
 """
@@ -44,13 +44,13 @@ from fl_lightning.strategies.client_outputs import means_by_class
 from fl_lightning.strategies.mixing.aggregation import Aggregation
 from fl_lightning.strategies.mixing.fedavg import FedAvg
 
-#: Of Adam on the proxies: decay of both moments, and what keeps the second from zero.
+#: Adam on the proxies: decay of both moments, and the offset that keeps the second from zero.
 DECAY, SQUARE_DECAY, EPSILON = 0.9, 0.999, 1e-8
 
 
 @dataclass(kw_only=True, eq=False)
 class FedSpray(FedAvg, RecordsMetrics):
-    """Personal GNNs that a federated model of features and structure proxies teaches.
+    """Personal GNNs that learn from a federated model of features and structure proxies.
 
     Args:
         num_epochs: Local epochs on the GNN.
@@ -84,7 +84,7 @@ class FedSpray(FedAvg, RecordsMetrics):
         self.require_within(0, 1, "confidence")
 
     def setup(self, federation: Federation) -> None:
-        """Start the model of features, and proxies that tell the classes apart."""
+        """Create the model of features, and proxies that distinguish the classes."""
         self.require_net(federation, "features.*", "a model of features")
         super().setup(federation)
         like_P = self.models["features.bias"][0]
@@ -143,7 +143,7 @@ class FedSpray(FedAvg, RecordsMetrics):
         return dataclasses.replace(self.mixed_models(clients), extras={"proxies": proxies})
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
-        """Average the models of features, and the proxies of each class; before, note what the teachers say."""
+        """Average the models of features and the proxies of each class; record the metrics on the teachers first."""
         if not upload.clients:
             return
         if stage.name != "features":
@@ -174,7 +174,7 @@ class FedSpray(FedAvg, RecordsMetrics):
         return client.call_part("features.head", context.anchor, e_NP + q_NP), reliable_N
 
     def alignment(self, output: NetOutput, client: ClientModule, batch: Batch, context: Context) -> dict[str, Tensor]:
-        """What the GNN lacks to agree with its teacher, and the share of nodes that the teacher is relied on for."""
+        """The GNN's divergence from its teacher, and the share of nodes for which the teacher is relied on."""
         with torch.no_grad():
             teacher_NK, reliable_N = self.teacher(client, batch, context)
         apart = mean_divergence(teacher_NK, output.logits, reliable_N)
@@ -187,7 +187,7 @@ class FedSpray(FedAvg, RecordsMetrics):
         return client.loss(output, batch) + self.alignment_weight * alignment
 
     def judge(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> dict[str, Tensor]:
-        """The divergence from the teacher after training, and the share of nodes that it is relied on for."""
+        """The divergence from the teacher after training, and the share of nodes for which it is relied on."""
         return self.alignment(client.output(parameters, batch), client, batch, context)
 
     def feature_loss(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
@@ -225,7 +225,7 @@ class FedSpray(FedAvg, RecordsMetrics):
         return {"proxies": means_KP, "counts": counts_K}
 
     def without_edges(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> NetOutput:
-        """What the model of features says of nodes that nobody knows, h(e + Σ_k o_k S_k)."""
+        """The output of the model of features for nodes without a proxy, h(e + Σ_k o_k S_k)."""
         e_NP, logits_NK = features_of(client, parameters, batch)
         q_NP = logits_NK.softmax(dim=1) @ context.received["proxies"]
         return NetOutput(client.call_part("features.head", parameters, e_NP + q_NP), e_NP)
@@ -243,7 +243,7 @@ class FedSpray(FedAvg, RecordsMetrics):
 
 
 def logits_of_gnn(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
-    """What the trained GNN says, (N, K)."""
+    """Logits of the trained GNN, (N, K)."""
     return client.output(parameters, batch).logits
 
 

@@ -1,4 +1,4 @@
-"""FedTAD: after averaging, a server teaches the global model what each client's model knows best, on pseudo graphs.
+"""FedTAD: after averaging, a server distills into the global model what each client's model knows best.
 
 Zhu, Li, Wu, Wu, Hu, Li: "FedTAD: Topology-aware Data-free Knowledge Distillation for Subgraph Federated Learning",
 IJCAI 2024. Once, client i sends how reliable it is in class c. With x_v its features, t_v the probabilities that a
@@ -14,7 +14,7 @@ balanced classes, linked to those nearest in direction; with f_i the clients' an
                       S = mean_jl ‖z_j - z_l‖² / Z · ‖x_j - x_l‖_1 / F
     θ minimizes ``num_student_steps`` times  D(f)
 
-Gradients reach G in D by f alone, and not by the links. Both optimizers are Adam, their state lives on.
+In D, gradients reach G only through f, and not through the links. Both optimizers are Adam, and their state lives on.
 
 Leaves the client: the model; once, a number for each class, which shows what classes it has and how alike neighbors
 are in them.
@@ -56,17 +56,17 @@ class FedTAD(FedAvg, RecordsMetrics):
     """FedAvg, and distillation of the clients' models by their reliability.
 
     Args:
-        num_iterations: Of generator and student in a round, at least 0; 0 is FedAvg.
+        num_iterations: Iterations of generator and student in a round, at least 0; 0 is FedAvg.
         num_student_steps: Steps of the global model in an iteration, at least 0.
         num_pseudo_nodes: M, at least one for each class.
-        num_neighbors: Pseudo nodes that each is linked to, at least 1.
+        num_neighbors: Number of pseudo nodes that each is linked to, at least 1.
         noise_channels: Z, width of the noise, at least 1.
         walk_length: p, at least 0; 0 leaves t out.
         class_weight: λ1, at least 0.
         diversity_weight: λ2, at least 0.
         generator_lr: Learning rate of the generator, at least 0.
-        student_lr: Of the global model, at least 0.
-        weight_decay: Of both, at least 0.
+        student_lr: Learning rate of the global model, at least 0.
+        weight_decay: Weight decay of both, at least 0.
     """
 
     num_iterations: int = 5
@@ -96,7 +96,7 @@ class FedTAD(FedAvg, RecordsMetrics):
         self.require_at_least(1, "num_pseudo_nodes", "num_neighbors", "noise_channels")
 
     def setup(self, federation: Federation) -> None:
-        """Create generator, student and their optimizers; nobody is reliable yet."""
+        """Create generator, student and their optimizers, with reliability 0 for all clients."""
         super().setup(federation)
         num_classes, device = federation.num_outputs, federation.device
         if self.num_pseudo_nodes < num_classes:
@@ -121,7 +121,7 @@ class FedTAD(FedAvg, RecordsMetrics):
         self.averaged, self.num_rounds = dict(self.models), 0
 
     def initial_stages(self) -> Sequence[Stage]:
-        """The clients say how reliable they are."""
+        """The clients send their reliability."""
         by_class = {"reliability": Rows(of="class")}
         stage = Stage(name="reliability", client_outputs={"reliability": self.reliability}, rows=by_class)
         return [stage] if self.num_iterations else []
@@ -145,7 +145,7 @@ class FedTAD(FedAvg, RecordsMetrics):
         return Payload(clients=tuple(clients)) if stage.name == "reliability" else super().configure(stage, clients)
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
-        """Average and distil; before round 0, note who is reliable."""
+        """Average and distill; before round 0, record the reliability of the clients."""
         if stage.name == "reliability":
             if upload.clients:
                 self.reliability_CK[list(upload.clients)] = upload.extras["reliability"].to(self.dtype)
@@ -200,7 +200,7 @@ class FedTAD(FedAvg, RecordsMetrics):
             self.models[name] = tensor.detach()[None].to(self.models[name], copy=True)
 
     def pseudo_graph(self, y_M: Tensor, noise_MZ: Tensor) -> GraphBatch:
-        """What the generator makes of classes and noise; the features have a gradient, the links have none."""
+        """The generator's graph for classes and noise; the features have a gradient, the links have none."""
         x_MF = self.generator(y_M, noise_MZ)
         graph = nearest_neighbor_graph(x_MF, y_M, self.num_neighbors)
         collator = GraphCollator(
@@ -240,7 +240,7 @@ def taught(client: ClientModule, teachers: Parameters, batch: GraphBatch) -> Ten
     def logits_of(parameters: dict[str, Tensor]) -> Tensor:
         return client.output(parameters, batch).logits
 
-    if plain_parts(client.net):  # which vmap does not take
+    if plain_parts(client.net):  # vmap does not support them
         count = len(next(iter(teachers.values())))
         return torch.stack(
             [logits_of({name: tensor[row] for name, tensor in teachers.items()}) for row in range(count)]

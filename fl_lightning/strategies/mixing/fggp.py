@@ -47,14 +47,14 @@ class FGGP(FedAvg):
     """Generalized prototypes.
 
     Args:
-        view_weight: Of the second view's cross entropy, at least 0.
-        alignment_weight: Of L_pa, at least 0.
-        edge_weight: Of the augmentor's loss, at least 0.
-        num_proposed: Neighbors that are proposed to each node, at least 1.
-        propose_every: Rounds until they are proposed anew, at least 1.
+        view_weight: Weight of the second view's cross entropy, at least 0.
+        alignment_weight: Weight of L_pa, at least 0.
+        edge_weight: ω, weight of the augmentor's loss, at least 0.
+        num_proposed: Number of neighbors that are proposed for each node, at least 1.
+        propose_every: Rounds between proposals, at least 1.
         temperature: τ, positive.
-        num_votes: Entries of the queue that predict a node, at least 1.
-        queue_length: Entries of the queue for each class, at least 1.
+        num_votes: Number of entries of the queue that predict a node, at least 1.
+        queue_length: Number of entries of the queue for each class, at least 1.
     """
 
     view_weight: float = 1.0
@@ -71,7 +71,7 @@ class FGGP(FedAvg):
     default_net = AugmentedGCN
     own_net = True
     needs_graphs = needs_nodes = needs_classes = True
-    needs_undirected = True  # as the second views are
+    needs_undirected = True  # the second views are
     takes_edge_weight = False
 
     def __post_init__(self) -> None:
@@ -82,7 +82,7 @@ class FGGP(FedAvg):
         self.require_positive("temperature")
 
     def setup(self, federation: Federation) -> None:
-        """An empty queue."""
+        """Start with an empty queue."""
         self.require_net(federation, "augmentor.*", "an augmentor")
         super().setup(federation)
         self.num_rounds = 0
@@ -95,13 +95,13 @@ class FGGP(FedAvg):
         return {"proposed": StateSpec(initial=torch.full((self.num_proposed,), -1), per_example=True)}
 
     def stages(self, round_idx: int) -> Sequence[Stage]:
-        """Train; before, propose neighbors every few rounds."""
+        """Train; every few rounds, propose neighbors first."""
         due = round_idx % self.propose_every == 0
         proposing = [Stage(name="propose", client_state={"proposed": self.propose})] if due else []
         return [*proposing, *super().stages(round_idx)]
 
     def training(self, round_idx: int) -> Stage:
-        """With the second view."""
+        """Train with the second view."""
         by_class = dict.fromkeys(("class/prototypes", "class/present"), Rows(of="class"))
         return dataclasses.replace(super().training(round_idx), objective=self.both_views, rows=by_class)
 
@@ -113,8 +113,8 @@ class FGGP(FedAvg):
         cosine_NN = torch.where(real_NN & ~itself_NN, unit_ND @ unit_ND.T, -torch.inf)
         rank_NN = (cosine_NN * 1e6).round()  # of equal ones the first, however they were rounded
         best = rank_NN.sort(dim=1, descending=True, stable=True)
-        place_NP = torch.where(best.values > -torch.inf, best.indices, -1)[:, : self.num_proposed]
-        return F.pad(place_NP, (0, self.num_proposed - place_NP.shape[1]), value=-1)
+        index_NP = torch.where(best.values > -torch.inf, best.indices, -1)[:, : self.num_proposed]
+        return F.pad(index_NP, (0, self.num_proposed - index_NP.shape[1]), value=-1)
 
     def both_views(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
         """The loss of both views."""

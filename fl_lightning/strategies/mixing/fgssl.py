@@ -1,4 +1,4 @@
-"""FGSSL: FedAvg whose clients keep to what the global model makes of the classes and of the neighborhoods.
+"""FGSSL: FedAvg whose clients stay close to the global model's view of the classes and the neighborhoods.
 
 Huang, Wan, Ye, Du: "Federated Graph Semantic and Structural Learning", IJCAI 2023. In every step two views are drawn, a
 weak and a strong one, without some edges and features. With a, b the embeddings and l the logits of the client's model
@@ -45,11 +45,11 @@ class FGSSL(FedAvg, RecordsMetrics):
         structural_weight: λ_t, at least 0; both 0 are FedAvg.
         temperature: τ of L_sem, positive.
         structural_temperature: τ of L_str, positive.
-        num_hubs: Nodes whose neighborhoods are compared, at least 1.
+        num_hubs: Number of nodes whose neighborhoods are compared, at least 1.
         weak_edge_dropout: Probability that the weak view lacks an edge, in [0, 1].
-        weak_feature_dropout: Likewise, a feature of all nodes.
-        strong_edge_dropout: Of the strong view.
-        strong_feature_dropout: Likewise.
+        weak_feature_dropout: Probability that the weak view lacks a feature (of all nodes), in [0, 1].
+        strong_edge_dropout: Probability that the strong view lacks an edge, in [0, 1].
+        strong_feature_dropout: Probability that the strong view lacks a feature (of all nodes), in [0, 1].
     """
 
     semantic_weight: float = 3.0
@@ -77,7 +77,7 @@ class FGSSL(FedAvg, RecordsMetrics):
                 raise ValueError(f"strategy.{name} must be in [0, 1], got {getattr(self, name)}")
 
     def training(self, round_idx: int) -> Stage:
-        """With the terms."""
+        """Train with both terms."""
         stage = super().training(round_idx)
         aligned = self.semantic_weight or self.structural_weight
         return dataclasses.replace(stage, objective=self.aligned) if aligned else stage
@@ -112,10 +112,10 @@ class FGSSL(FedAvg, RecordsMetrics):
     def structural(self, local: NetOutput, received: NetOutput, batch: GraphBatch) -> Tensor:
         """L_str."""
         num_nodes = len(batch.y)
-        place_N = torch.arange(num_nodes, device=batch.y.device)
-        rank_N = batch.degree * (1 << 31) - place_N  # of equal ones the first
+        index_N = torch.arange(num_nodes, device=batch.y.device)
+        rank_N = batch.degree * (1 << 31) - index_N  # of equal ones the first
         hub_M = rank_N.topk(min(self.num_hubs, num_nodes)).indices
-        chosen_NM = (place_N[:, None] == hub_M).to(local.logits.dtype)
+        chosen_NM = (index_N[:, None] == hub_M).to(local.logits.dtype)
         near_NM = block_matmul(batch.adjacency, chosen_NM, transpose=True, owner=batch.example_mask) > 0
 
         def likeness(output: NetOutput) -> Tensor:
@@ -138,7 +138,7 @@ class FGSSL(FedAvg, RecordsMetrics):
         return self.losses(client.output(parameters, batch), client.frozen_output(context.anchor, batch), batch)
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
-        """Average the models; note the two losses, means over the clients."""
+        """Average the models; record the means over the clients of the two losses."""
         super().aggregate(stage, upload)
         if upload.clients:
             self.recorded_metrics = {

@@ -12,10 +12,10 @@ q_l(x) of the global layer, and B_1, B_2 halves of a client's training examples,
 probable one. Both terms of the second line are one step, for neither sends gradient into what the other trains. For
 nodes the policy reads a convolution of the features (the paper has no graphs).
 
-R draws to the global model, as the paper says; the released code's draws here or there from data set to data set.
-Halves of mini-batches are drawn anew in every step. A round has twice FedAvg's steps, half of them through both models
-and the policy. Clients that did not respond in the last round, and unseen clients, are
-evaluated ``fresh``: l and ψ are trained on a copy of the present w, at once.
+R pulls toward the global model, as in the paper; in the released code the direction depends on the data set. Halves of
+mini-batches are drawn again in every step. A round has twice FedAvg's steps, half of them through both models and the
+policy. Clients that did not respond in the last round, and unseen clients, are evaluated ``fresh``: l and ψ are trained
+on a copy of the current w, at once.
 
 Leaves the client: its global model, its policy, and how many of its examples go which way.
 """
@@ -51,7 +51,7 @@ class Flow(FedAvg):
 
     Args:
         num_epochs: Local epochs on the local copy, and as many on the global model and the policy.
-        reset_optimizer: Start the clients' optimizers anew every round, as the local copy is.
+        reset_optimizer: Reset the clients' optimizers every round, like the local copy.
         route_weight: γ, at least 0.
         policy_channels: Width of the policy's hidden layer, at least 1.
     """
@@ -61,7 +61,7 @@ class Flow(FedAvg):
     policy_channels: int = 64
     personal: Sequence[str] = field(default=("*.local.*",), init=False)
 
-    #: As in the paper's experiments: with Adam a local copy soon knows its few examples by heart.
+    #: SGD, as in the paper's experiments: with Adam, a local copy soon memorizes its few examples.
     examples_optimizer = functools.partial(SGD, lr=0.01)
     takes_statistics = False
     own_net = True
@@ -78,7 +78,7 @@ class Flow(FedAvg):
         return Routed(net, hidden_channels=self.policy_channels)
 
     def setup(self, federation: Federation) -> None:
-        """Start from the common model; every client has halves of its own."""
+        """Start from the common model, with halves of its own for every client."""
         super().setup(federation)
         names = federation.client_names or tuple(map(str, range(federation.num_clients)))
         keys = [derive_key(federation.seed, "halves", name) for name in names]
@@ -87,7 +87,7 @@ class Flow(FedAvg):
         self.share = float("nan")
 
     def predicts_trained(self) -> bool:
-        """What was trained together stays together."""
+        """True: models that were trained together are evaluated together."""
         return True
 
     def stages(self, round_idx: int) -> Sequence[Stage]:
@@ -131,7 +131,7 @@ class Flow(FedAvg):
     routed_loss.takes_stacks = fresh_loss.takes_stacks = True  # type: ignore[attr-defined]
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
-        """Average, and note who has responded."""
+        """Average, and record which clients have responded."""
         if stage.name == "local" or not upload.clients:
             return
         super().aggregate(stage, upload)
@@ -139,7 +139,7 @@ class Flow(FedAvg):
         self.share = float(upload.extras["shared_routes"].mean())
 
     def model_for(self, clients: Sequence[int]) -> None:
-        """Nothing: what was trained together stays together."""
+        """None: models that were trained together are evaluated together."""
         return
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
@@ -159,5 +159,8 @@ class Flow(FedAvg):
         }
 
     def metrics(self) -> Mapping[str, float]:
-        """How many of the last round's training examples and layers take the global model; 0 or 1: a stuck policy."""
+        """The share of the last round's training examples and layers that use the global model.
+
+        A share of 0 or 1 means that the policy is stuck.
+        """
         return {} if self.share != self.share else {"server/shared_routes": self.share}

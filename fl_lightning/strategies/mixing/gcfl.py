@@ -1,4 +1,4 @@
-"""GCFL: FedAvg in clusters of clients, which are cut in two where the members pull apart.
+"""GCFL: FedAvg in clusters of clients, which are cut in two if their members pull apart.
 
 Xie, Ma, Xiong, Yang: "Federated Graph Classification over Non-IID Graphs", NeurIPS 2021. All clients begin in one
 cluster. With Δ_i the update of client i and n_i its training examples, in every round and cluster I of more than two:
@@ -35,12 +35,12 @@ from fl_lightning.strategies.mixing.base import Mixing, example_weights
 
 @dataclass(kw_only=True, eq=False)
 class GCFL(Mixing):
-    """FedAvg in clusters that are found by the updates' directions.
+    """FedAvg in clusters that are determined by the directions of the updates.
 
     Args:
         mean_threshold: ε1: a cluster is cut only if its mean update is shorter, at least 0; 0 is FedAvg.
-        max_threshold: ε2: and only if its longest update is longer, at least 0.
-        thresholds: Both are shares of the first round's mean length of an update (``relative``), or lengths.
+        max_threshold: ε2: a cluster is cut only if its longest update is longer, at least 0.
+        thresholds: Both are shares of the first round's mean update norm (``relative``), or norms (``absolute``).
         warmup_rounds: Rounds in which nothing is cut.
     """
 
@@ -50,7 +50,7 @@ class GCFL(Mixing):
     warmup_rounds: int = 20
 
     personalized = True
-    #: Whether no more than one cluster is cut in a round. (Without a type it is no setting.)
+    #: Whether no more than one cluster is cut in a round. (Without a type it is not a setting.)
     one_at_a_time = False
     server_state = ("server", "first_length", "num_rounds")
 
@@ -106,13 +106,13 @@ class GCFL(Mixing):
                 model[members] = model[present[0]].clone()
 
     def lengths(self, members: Sequence[int]) -> tuple[float, float]:
-        """‖mean Δ‖ and max ‖Δ‖, in the unit of the thresholds."""
+        """‖mean Δ‖ and max ‖Δ‖, in the units of the thresholds."""
         update_MP = self.server["update"][list(members)]
         unit = self.first_length if self.thresholds == "relative" and self.first_length else 1.0
         return float(update_MP.mean(dim=0).norm()) / unit, float(update_MP.norm(dim=1).max()) / unit
 
     def cut(self) -> None:
-        """Part every cluster whose members pull apart."""
+        """Cut every cluster whose members pull apart."""
         for members in self.clusters():
             if len(members) <= 2 or not self.server["responded"][members].all():
                 continue
@@ -126,7 +126,7 @@ class GCFL(Mixing):
                     return
 
     def similarity(self, members: Sequence[int]) -> Tensor:
-        """How alike members of a cluster are, at least 0, (C, C): cos(Δ_i, Δ_j) + 1."""
+        """The similarity of members of a cluster, at least 0, (C, C): cos(Δ_i, Δ_j) + 1."""
         return cosine_similarity(self.server["update"][list(members)]) + 1
 
     def mixing_matrix(self, upload: Payload) -> Tensor:
@@ -138,7 +138,7 @@ class GCFL(Mixing):
         return weight_CC / weight_CC.sum(dim=1, keepdim=True)
 
     def onboard(self, stage: Stage, upload: Payload) -> None:
-        """Give unseen clients the cluster whose mean update is most like theirs."""
+        """Assign unseen clients the cluster whose mean update is most similar to theirs."""
         if not upload.clients:
             return
         self.observe(upload)
@@ -156,7 +156,7 @@ class GCFL(Mixing):
         return self.with_unseen_clients(super().mixed_models(clients), unseen_clients, share_NT)
 
     def metrics(self) -> Mapping[str, float]:
-        """The number of clusters, and what is compared with the thresholds, of the largest one."""
+        """The number of clusters, and the values compared with the thresholds for the largest one."""
         clusters = self.clusters()
         mean, longest = self.lengths(max(clusters, key=len))
         values = {"server/clusters": len(clusters), "server/mean_update": mean, "server/longest_update": longest}

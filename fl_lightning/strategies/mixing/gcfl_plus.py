@@ -1,4 +1,4 @@
-"""GCFL+: clusters as in GCFL, cut by how alike the lengths of the members' updates went over the last rounds.
+"""GCFL+: clusters as in GCFL, cut by the similarity of the members' update norms over the last rounds.
 
 Xie, Ma, Xiong, Yang: "Federated Graph Classification over Non-IID Graphs", NeurIPS 2021. With s_i the lengths ‖Δ_i‖ of
 the last L rounds and D_ij = DTW(s_i, s_j), the cut's weights are max(D) - D_ij, which depend less on one round than the
@@ -24,7 +24,7 @@ from fl_lightning.strategies.mixing.gcfl import GCFL
 
 @dataclass(kw_only=True, eq=False)
 class GCFLPlus(GCFL):
-    """FedAvg in clusters that are found by the lengths of the updates over time.
+    """FedAvg in clusters that are determined by the norms of the updates over time.
 
     Args:
         series_length: L, at least 2.
@@ -55,7 +55,7 @@ class GCFLPlus(GCFL):
         series[rows] = torch.cat([series[rows, 1:], length_C1], dim=1)
 
     def cut(self) -> None:
-        """Part the first cluster whose members pull apart, if all series are complete; then begin them anew."""
+        """Cut the first cluster whose members pull apart, if all series are complete; then clear the series."""
         before = int(self.server["cluster"].max())
         if (self.server["series"][list(self.federation.training_clients)] >= 0).all():
             super().cut()
@@ -63,7 +63,7 @@ class GCFLPlus(GCFL):
             self.server["series"].fill_(-1.0)
 
     def similarity(self, members: Sequence[int]) -> Tensor:
-        """How alike the members' series are, (C, C): max(D) - D."""
+        """The similarity of the members' series, (C, C): max(D) - D."""
         series_CL = self.server["series"][list(members)]
         if self.standardize:
             series_CL = series_CL / series_CL.std(dim=1, keepdim=True).clamp(min=1e-12)

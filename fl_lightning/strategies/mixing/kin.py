@@ -1,4 +1,4 @@
-"""Kin: each client's model is mixed half from clients of the same kind and half from all.
+"""Kin: each client's model is mixed half from similar clients and half from all.
 
 A method of this project. Before round 0 every client sends one graph-level embedding, computed with the initial
 parameters that all clients have in common: embeddings of models that were trained apart live in different bases and
@@ -8,12 +8,11 @@ clients, their cosines S give
 
     W = (1 - s) softmax_j(τ S_ij + log n_j) + s w,
 
-with n_j the training examples and w their shares. s may be set; be chosen while training, together with whether each
-number is mixed over those alone that moved it, by the clients' validation examples (``strategies/trials.py``); or be
-estimated for each parameter tensor in every round: 1 - s is how far the clients' updates are predicted by those
-of similar clients, left one out (``relations/client_similarity.py``), which trusts similar clients too much that have
-training examples in common. Among unrelated clients an estimate of s is 1, and Kin is FedAvg (or FedPer, with the head
-in ``personal``).
+with n_j the training examples and w their shares. s may be set; be chosen during training, together with
+``masked_averaging``, on the clients' validation examples (``strategies/trials.py``); or be estimated for each parameter
+tensor in every round: 1 - s is how well the clients' updates are predicted by those of similar clients, leaving one out
+(``relations/client_similarity.py``), which overestimates similar clients with common training examples. Among unrelated
+clients an estimate of s is 1, and Kin is FedAvg (or FedPer, with the head in ``personal``).
 
 Shape legend: C, K clients, D width of the embedding.
 """
@@ -54,11 +53,11 @@ class Kin(SimilarityMixing):
         return graph_embedding
 
     def initial_stages(self) -> Sequence[Stage]:
-        """Nobody has trained yet: everyone embeds with the common initial parameters."""
+        """All clients send embeddings, computed with the common initial parameters."""
         return [Stage(name="embed", client_outputs={self.signature: self.signature_output()})]
 
     def client_outputs(self) -> Mapping[str, ClientOutput]:
-        """Nothing: the embeddings are known."""
+        """None: the embeddings are already known."""
         return {}
 
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
@@ -70,14 +69,14 @@ class Kin(SimilarityMixing):
         return Payload(clients=tuple(clients), parameters=parameters)
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
-        """Remember the embeddings, later mix."""
+        """Keep the embeddings before round 0; mix in later rounds."""
         if stage.name == "embed":
             self.signatures.remember(upload)
         else:
             super().aggregate(stage, upload)
 
     def similarity(self, signature_CD: Tensor, other_KD: Tensor) -> Tensor:
-        """Cosines of the embeddings' directions as they lie about the training clients' mean, (C, K)."""
+        """Cosines of the normalized embeddings after centering by the training clients' mean, (C, K)."""
         mean_D = normalize(self.signatures.of_known()).mean(dim=0)
         return cosine_similarity(normalize(signature_CD) - mean_D, normalize(other_KD) - mean_D)
 
@@ -87,7 +86,7 @@ class Kin(SimilarityMixing):
         return (self.temperature() * similarity_CK + share_K.clamp(min=1e-12).log()).softmax(dim=1)
 
     def similarity_of(self, upload: Payload) -> Tensor:
-        """Of the embeddings; a client whose embedding never arrived is like nobody."""
+        """Similarities of the embeddings; a client whose embedding never arrived is similar to none."""
         rows = list(upload.clients)
         known_C, signature_CD = self.signatures.known_C[rows], self.signatures.rows_CD[rows]
         similarity_CC = self.similarity(signature_CD, signature_CD)

@@ -1,4 +1,4 @@
-"""Trials of how models are mixed (``strategies/trials.py``): the last round's, mixed in other ways."""
+"""Trials of how models are mixed (``strategies/trials.py``): the last round's models, mixed in other ways."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -13,7 +13,7 @@ from fl_lightning.strategies.trials import ON_OFF, SHARES, Choice, Trials, requi
 
 
 class Tried(Protocol):
-    """A strategy of whose settings trials choose, see ``SimilarityMixing``."""
+    """A strategy some of whose settings are chosen by trials, see ``SimilarityMixing``."""
 
     common_share: float | None
     masked_averaging: bool
@@ -27,20 +27,20 @@ class Tried(Protocol):
     breadth: float | None
 
     def mixing_matrix(self, upload: Payload) -> Tensor | Mapping[str, Tensor]:
-        """W over the clients of the upload, as is chosen."""
+        """W over the clients of the upload, by the current choice."""
 
     def uses_masked_averaging(self) -> bool:
-        """Whether each number is mixed over the clients that moved it, as is chosen."""
+        """Whether each coordinate is mixed over the clients that updated it, by the current choice."""
 
     def mixed_models(self, clients: Sequence[int]) -> Payload:
         """Each client's mixed model."""
 
 
 class MixingTrials(Trials):
-    """The present choice of how models are mixed, and the last round's models.
+    """The current choice of how models are mixed, and the last round's models.
 
     Args:
-        strategy: That mixes them; its settings are where the choice starts.
+        strategy: The strategy that mixes them; its settings are the first choice.
     """
 
     def __init__(self, strategy: Tried) -> None:
@@ -56,13 +56,13 @@ class MixingTrials(Trials):
         self._received: Mapping[str, Tensor] = {}
 
     def keep(self, upload: Payload) -> None:
-        """Keep what clients sent, before it is mixed and with what they had received, for other ways to mix it."""
+        """Keep what clients sent, and what they had received, to mix it in other ways later."""
         if self.every is not None and upload.parameters:
             self._upload, rows = upload, self._rows(upload)
             self._received = {name: self.strategy.models[name][rows] for name in upload.parameters}
 
     def payload(self, choice: Choice, clients: Sequence[int]) -> Payload:
-        """What clients are sent in a trial: beside their own model the one that would be mixed for them."""
+        """What clients are sent in a trial: their own model, and the one that would be mixed for them."""
         if choice == self.choice:
             return Payload(clients=tuple(clients), extras=self.strategy.mixed_models(clients).parameters)
         rows = [self._upload.clients.index(client) if self.strategy.personalized else 0 for client in clients]
@@ -70,7 +70,7 @@ class MixingTrials(Trials):
         return Payload(clients=tuple(clients), extras={name: model[rows] for name, model in models.items()})
 
     def choose(self, stage: Stage, upload: Payload) -> None:
-        """Note the scores of a trial; after the last one mix the models as is best."""
+        """Record the scores of a trial; after the last one, mix the models in the best way."""
         before, strategy = self.choice, self.strategy
         if not self.ingest(stage, upload) or self.choice == before:
             return
@@ -80,7 +80,7 @@ class MixingTrials(Trials):
             strategy.breadth = mean_breadth(strategy.mixing_matrix(self._upload), list(self._upload.parameters))
 
     def _rows(self, upload: Payload) -> list[int]:
-        """Which of the server's models are those of an upload's clients."""
+        """Rows of the server's models that belong to an upload's clients."""
         return list(upload.clients) if self.strategy.personalized else [0]
 
     def _mixed_by(self, choice: Choice) -> dict[str, Tensor]:
@@ -94,7 +94,7 @@ class MixingTrials(Trials):
 
 
 def check_tried(strategy: Tried) -> None:
-    """Refuse settings of what is mixed of whom, and of trials of it, that cannot be.
+    """Check the settings of mixing and of its trials.
 
     Raises:
         ValueError: Two of them contradict each other, or one is out of range.
@@ -110,7 +110,7 @@ def check_tried(strategy: Tried) -> None:
     if every is not None and (share is None or strategy.aggregation is not None):
         other = "strategy.common_share is null" if share is None else "strategy.aggregation is set"
         raise ValueError(
-            f"strategy.validate_every chooses how much is mixed of whom, but {other}: give common_share a number "
+            f"strategy.validate_every chooses how models are mixed, but {other}: give common_share a number "
             "to start from, leave aggregation out, or leave validate_every out"
         )
     lists = ("validate_personal", "validate_similarity_temperature")

@@ -1,7 +1,7 @@
 """Strategies that mix each client's model by how its parameters compare with the others'.
 
-The server keeps what every client sent last, so that unseen clients can be compared with clients that are not asked any
-more.
+The server keeps what every client sent last, so that unseen clients can be compared with clients that no longer take
+part.
 """
 
 from abc import abstractmethod
@@ -20,11 +20,11 @@ from fl_lightning.strategies.mixing.base import Mixing
 
 @dataclass(kw_only=True, eq=False)
 class ModelTable(Mixing):
-    """Base of strategies with a W that is computed from the clients' models.
+    """Base class of strategies whose W is computed from the clients' models.
 
-    W is over the clients that respond; the others keep the mixed model that they have. The model as the client trained
-    it is the result; the mixed one is logged as ``mixed/...``. An unseen client starts from the mean of the mixed
-    models; once it has trained, its row of W, among all training clients and itself, mixes what these sent last.
+    W is over the clients that respond; the others keep their mixed models. The model as the client trained it is the
+    result; the mixed one is logged as ``mixed/...``. An unseen client starts from the mean of the mixed models; once it
+    has trained, its row of W, over all training clients and itself, mixes what these sent last.
     """
 
     personalized = True
@@ -35,12 +35,12 @@ class ModelTable(Mixing):
         """W of some clients, (C, C), rows sum to one.
 
         Args:
-            models: What they trained, (C, *shape) by name.
-            examples_C: Their labeled training examples.
+            models: Their trained models, (C, *shape) by name.
+            examples_C: Their numbers of labeled training examples.
         """
 
     def setup(self, federation: Federation) -> None:
-        """Start every client from the common initial parameters; nobody has sent anything."""
+        """Start every client from the common initial parameters, with an empty table."""
         super().setup(federation)
         num_clients, device = federation.num_clients, federation.device
         self.last = {name: torch.zeros_like(model) for name, model in self.models.items()}
@@ -73,7 +73,7 @@ class ModelTable(Mixing):
         self.examples_C[rows], self.known_C[rows] = upload.num_examples.to(self.examples_C), True
 
     def mixed_models(self, clients: Sequence[int]) -> Payload:
-        """Each client's mixed model; unseen clients' are mixed for them, or the mean before they have been heard."""
+        """Each client's mixed model; for an unseen client the mean, or a mixture of its own once it has trained."""
         payload = super().mixed_models(clients)
         training = list(self.federation.training_clients)
         for row, client in enumerate(clients):

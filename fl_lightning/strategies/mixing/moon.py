@@ -1,4 +1,4 @@
-"""MOON: the representation of the model in training is drawn to the global model's, and away from the client's last.
+"""MOON: the local representation is pulled toward the global model's, and away from the client's last one.
 
 Li, He, Song: "Model-Contrastive Federated Learning", CVPR 2021, Algorithm 1. With z the embedding of a training example
 by the model in training, z_g by the global one as received and z_p by the one that the client trained last (both
@@ -37,7 +37,7 @@ SHORTEST = 1e-6
 
 @dataclass(kw_only=True, eq=False)
 class MOON(FedAvg):
-    """FedAvg whose clients contrast their representation with the global model's and their own last.
+    """FedAvg whose clients contrast their representation with the global model's and their own last one.
 
     Args:
         contrast_weight: μ, at least 0; 0 is FedAvg.
@@ -64,7 +64,7 @@ class MOON(FedAvg):
         return {**models, "has_last": StateSpec(initial=torch.zeros((), dtype=torch.bool))}
 
     def training(self, round_idx: int) -> Stage:
-        """With the contrast."""
+        """Train with the contrast."""
         stage = super().training(round_idx)
         if not self.contrast_weight:
             return stage
@@ -91,7 +91,7 @@ class MOON(FedAvg):
 
 
 def unit(z_ND: Tensor) -> Tensor:
-    """Embeddings of length one; zero, and without gradient, where they have no length (all of a layer was dropped)."""
+    """Embeddings of length one; zero and without gradient if they have no length (a whole layer was dropped)."""
     square_N1 = z_ND.square().sum(dim=-1, keepdim=True)
     long_N1 = square_N1 > SHORTEST**2
     return z_ND * torch.where(long_N1, torch.where(long_N1, square_N1, 1.0).rsqrt(), 0.0)
@@ -103,10 +103,10 @@ def trained(client: ClientModule, parameters: Parameters, batch: Batch, context:
 
 
 def yes(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
-    """That there is one."""
+    """True: the client has a last model."""
     return torch.ones_like(context.client_state["has_last"])
 
 
 def _along(flag: Tensor, tensor: Tensor) -> Tensor:
-    """A client's flag, or those of a stack, so that it meets all of the client's tensor."""
+    """A client's flag, or those of a stack, shaped to broadcast against the client's tensor."""
     return flag.reshape(*flag.shape, *[1] * (tensor.dim() - flag.dim()))

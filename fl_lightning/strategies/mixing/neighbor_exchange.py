@@ -1,4 +1,4 @@
-"""What the clients of FedSage+ show each other of generated neighbors, and the gradients that they respond with.
+"""The generated neighbors that clients of FedSage+ show each other, and the gradients that they return.
 
 Shape legend: F features, S slots for new neighbors of a node, C clients, M nodes that a client shows the others.
 """
@@ -16,7 +16,7 @@ from fl_lightning.strategies.mixing.neighbor_generation import nearest
 
 
 def shown_nodes(batch: GraphBatch, context: Context, key: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Places of up to ``count`` nodes that NeighGen learns from, drawn, and which of the places are such, (M,)."""
+    """Indices of up to ``count`` drawn nodes that NeighGen learns from, and which of them are not padding, (M,)."""
     taught_N = context.client_state["impaired/taught"]
     place_M, is_one_M = random_order(subkey(key, "show"), taught_N, min(count, len(taught_N)))
     missing = (0, count - len(place_M))
@@ -24,7 +24,7 @@ def shown_nodes(batch: GraphBatch, context: Context, key: Tensor, count: int) ->
 
 
 def shown(made: Generated, batch: GraphBatch, context: Context, key: Tensor, count: int) -> dict[str, Tensor]:
-    """What a client shows the others of some of its nodes: generated features, and how many are used and needed."""
+    """What a client shows others for some nodes: generated features, and how many of them are used and needed."""
     place_M, is_one_M = shown_nodes(batch, context, key, count)
     used_MS = made.used[place_M] & is_one_M[:, None]
     num_there_M = (context.client_state["impaired/lost"] >= 0).sum(dim=1)[place_M] * is_one_M

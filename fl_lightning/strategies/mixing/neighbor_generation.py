@@ -1,4 +1,4 @@
-"""What a client of FedSage+ computes by itself: hidden neighbors, NeighGen's losses, the completed graph.
+"""What a client of FedSage+ computes on its own: hidden neighbors, NeighGen's losses, the completed graph.
 
 Shape legend: N nodes of a client, F features, S slots for new neighbors of a node.
 """
@@ -27,7 +27,7 @@ def hide(
     """Hide a share of the validation nodes (if there are none, of those that do not train).
 
     Returns:
-        ``hidden`` (N,), boolean; for every node the places of up to S hidden neighbors, ``lost`` (N, S), else -1; and
+        ``hidden`` (N,), boolean; for every node the indices of up to S hidden neighbors, ``lost`` (N, S), else -1; and
         ``taught`` (N,), boolean, the nodes that stay, or the training nodes among them.
     """
     assert isinstance(batch, GraphBatch)
@@ -59,12 +59,12 @@ def num_lost(batch: GraphBatch, context: Context) -> Tensor:
 
 
 def nearest(new: Tensor, target: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
-    """Squared distance of each generated feature vector to the nearest target, a mean over features, and its place.
+    """Squared distance of each generated feature vector to the nearest target (mean over features), and its index.
 
     Args:
-        new: (..., S, F).
-        target: (..., S, F).
-        there: Which targets there are, boolean (..., S); where there is none the distance is 0.
+        new: Generated features, (..., S, F).
+        target: Targets, (..., S, F).
+        there: Which targets exist, boolean (..., S); if there is none, the distance is 0.
     """
     square = new.square().sum(dim=-1)[..., :, None] + target.square().sum(dim=-1)[..., None, :]
     apart = ((square - 2 * new @ target.mT) / new.shape[-1]).masked_fill(~there[..., None, :], torch.inf)
@@ -76,7 +76,7 @@ def nearest(new: Tensor, target: Tensor, there: Tensor) -> tuple[Tensor, Tensor]
 def local_loss(
     client: ClientModule, made: Generated, batch: GraphBatch, context: Context, weights: tuple[float, float, float]
 ) -> Tensor:
-    """L_A: numbers of lost neighbors, their features, and the classes that are found with them."""
+    """L_A: the losses of the numbers of lost neighbors, of their features, and of the classes predicted with them."""
     taught_N = context.client_state["impaired/taught"]
     number = taught_N.sum().clamp(min=1)
     counted_N = F.smooth_l1_loss(made.num_lost, num_lost(batch, context), reduction="none")
@@ -96,7 +96,7 @@ def local_loss(
 def generation_metrics(
     client: ClientModule, parameters: Parameters, batch: Batch, context: Context
 ) -> dict[str, Tensor]:
-    """How many neighbors are made, and the mean errors of their number and features over the nodes that stay."""
+    """How many neighbors are generated, and the mean errors of their number and features over the nodes that stay."""
     assert isinstance(batch, GraphBatch)
     made = generate(client, parameters, batch, context, context.received["key"], drops=False)
     kept_N = batch.example_mask & ~context.client_state["impaired/hidden"]
@@ -112,7 +112,7 @@ def generation_metrics(
 
 
 def with_generated_neighbors(graph: ClientGraph, made: Generated) -> ClientGraph:
-    """The graph with the generated neighbors, which have no labels and no role, behind its own nodes."""
+    """The graph with the generated neighbors, without labels and roles, after its own nodes."""
     owner = made.used.nonzero()[:, 0].cpu()
     if not len(owner):
         return graph
@@ -134,7 +134,7 @@ def with_generated_neighbors(graph: ClientGraph, made: Generated) -> ClientGraph
 def generate_neighbors(
     client: ClientModule, parameters: Parameters, graph: ClientGraph, context: Context
 ) -> ClientGraph:
-    """Run the generator, without dropout, and add what it makes."""
+    """Run the generator without dropout, and add the generated neighbors."""
     like = next(iter(parameters.values()))
     batch = single(GraphCollator([graph], device=like.device, dtype=like.dtype)([0]))
     return with_generated_neighbors(

@@ -1,4 +1,4 @@
-"""A client of FedSage+: a classifier with a generator of neighbors beside it."""
+"""A client of FedSage+: a classifier and a generator of neighbors."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
@@ -13,25 +13,25 @@ from fl_lightning.tasks.class_metrics import ClassMetric
 
 
 class NeighborGenerationClient(ClientModule):
-    """A client with a generator beside its classifier, which has a learning rate and a weight decay of its own.
+    """A client with a generator in addition to its classifier, with a learning rate and weight decay of its own.
 
     Args:
-        net: As for :class:`~fl_lightning.ClientModule`: the classifier.
-        optimizer: Likewise; the generator's, too.
+        net: The classifier, as for :class:`~fl_lightning.ClientModule`.
+        optimizer: As for :class:`~fl_lightning.ClientModule`; also used for the generator.
         encoder_channels: Widths of the generator's encoder.
-        generator_channels: Widths of the layers that make features (paper's code: 256 and 2048, which for Cora are 15
-            million numbers a client).
-        num_slots: S, most neighbors that are generated for a node.
-        rounding: How many they are: the number that is said to be lost, rounded to the ``nearest`` whole number
-            (FederatedScope everywhere, and the authors where they complete a graph on its own) or ``down`` (the
-            authors' federated code, where what is below 1, as nearly all nodes of Cora are, gets none).
+        generator_channels: Widths of the layers that generate features (paper's code: 256 and 2048, which for Cora are
+            15 million parameters per client).
+        num_slots: S, the largest number of neighbors that are generated for a node.
+        rounding: How many are generated: the predicted number of lost neighbors, rounded to the ``nearest`` whole
+            number (FederatedScope, and the authors where they complete a single graph) or ``down`` (the authors'
+            federated code, where a prediction below 1, as for nearly all nodes of Cora, yields none).
         generator_dropout: Drop probability in the generator, in [0, 1).
         generator_lr: Learning rate of the generator.
         generator_weight_decay: Weight decay of the generator.
         gradient_clip_val: As for :class:`~fl_lightning.ClientModule`.
-        running_statistics: Likewise.
-        metrics: Likewise.
-        privacy: Likewise.
+        running_statistics: As for :class:`~fl_lightning.ClientModule`.
+        metrics: As for :class:`~fl_lightning.ClientModule`.
+        privacy: As for :class:`~fl_lightning.ClientModule`.
     """
 
     def __init__(

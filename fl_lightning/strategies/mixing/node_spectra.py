@@ -1,4 +1,4 @@
-"""Which nodes S2FGL takes for important, and the frequencies of a graph of alike embeddings.
+"""The importance of nodes in S2FGL, and the frequencies of a graph of similar embeddings.
 
 Shape legend: N nodes of a client, M important ones, D width, Q frequencies.
 """
@@ -10,9 +10,9 @@ from torch import Tensor
 from fl_lightning.batches import GraphBatch
 from fl_lightning.strategies.base import server_dtype
 
-#: Terms of the series for Π, after which its rest is less than 1e-9.
+#: Terms of the series for Π, after which the remainder is less than 1e-9.
 NUM_TERMS = 12
-#: Nodes that a row of S keeps, itself among them.
+#: Number of nodes that a row of S keeps, including the node itself.
 NUM_NEAREST = 4
 
 
@@ -27,15 +27,15 @@ def importance(batch: GraphBatch, restart: float) -> Tensor:
 
 
 def spectrum(z_MD: Tensor, chosen_M: Tensor, number: int) -> Tensor:
-    """Eigenvectors of the least eigenvalues of a likeness graph, then those of the greatest, as columns.
+    """Eigenvectors of the smallest eigenvalues of a similarity graph, then those of the largest, as columns.
 
     Args:
-        z_MD: Rows that are likened by their cosine.
+        z_MD: Rows whose similarity is their cosine.
         chosen_M: Which of them count; the others' entries are 0.
-        number: Q, of either; where there are fewer rows, as many columns as are left over are 0.
+        number: Q, the number of each kind; if there are fewer rows, the remaining columns are 0.
 
     Returns:
-        (M, 2 Q), orthonormal within either half but for columns that are 0.
+        (M, 2 Q), orthonormal within each half except for columns that are 0.
     """
     size, place_M = len(z_MD), torch.arange(len(z_MD), device=z_MD.device)
     itself_MM = place_M[:, None] == place_M
@@ -48,7 +48,7 @@ def spectrum(z_MD: Tensor, chosen_M: Tensor, number: int) -> Tensor:
     likeness_MM = torch.where(kept_MM, cosine_MM, 0.0)
     likeness_MM = (likeness_MM + likeness_MM.mT) / 2
     laplacian_MM = torch.diag_embed(likeness_MM.sum(dim=1)) - likeness_MM
-    beyond = 2 * likeness_MM.abs().sum(dim=1).amax() + 1  # than all eigenvalues: of rows that do not count
+    beyond = 2 * likeness_MM.abs().sum(dim=1).amax() + 1  # above all eigenvalues, for rows that do not count
     laplacian_MM = laplacian_MM + torch.diag_embed(torch.where(chosen_M, 0.0, beyond).to(laplacian_MM))
     exact = server_dtype(laplacian_MM.dtype)
     vector_MM = torch.linalg.eigh(laplacian_MM.to(exact)).eigenvectors

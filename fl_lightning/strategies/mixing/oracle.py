@@ -1,8 +1,8 @@
-"""Oracle: a control that is told which clients belong together, which no real server is.
+"""Oracle: a control that knows which clients belong together, as no real server does.
 
 It mixes a share of each client's model inside the client's true group and the rest over all:
-W = s W_group + (1 - s) 1 w^T. What it gains over FedAvg and FedPer is what there is to win from knowing the similar
-clients; a method that finds the groups by itself can be measured by how much of it it wins.
+W = s W_group + (1 - s) 1 w^T. Its gain over FedAvg and FedPer is what can be gained by knowing the similar clients; a
+method that infers the groups can be measured by its share of that gain.
 """
 
 from collections.abc import Sequence
@@ -36,12 +36,12 @@ class Oracle(Mixing):
         self.require_within(0, 1, "group_share")
 
     def setup(self, federation: Federation) -> None:
-        """Take the groups."""
+        """Determine the groups."""
         super().setup(federation)
         groups = federation.groups if self.groups is None else tuple(self.groups)
         if not groups:
             raise ValueError(
-                "Oracle needs to be told the groups, and these clients were not drawn from common parts: set "
+                "Oracle needs to know the groups, and these clients were not drawn from common parts: set "
                 "strategy.groups, or data.partitioner to OverlappingMetisPartitioner"
             )
         if len(groups) != federation.num_clients:

@@ -39,7 +39,7 @@ from fl_lightning.strategies.objectives import gradients_at
 
 @dataclass(frozen=True, kw_only=True)
 class MetaObjective:
-    """⟨d, θ⟩ with d held constant, so that its gradient is d; its value means nothing.
+    """⟨d, θ⟩ with a constant d, so that its gradient is d; its value has no meaning.
 
     Attributes:
         inner_lr: α.
@@ -82,11 +82,11 @@ def along(start: Parameters, direction: Parameters, rate: float | Tensor) -> Par
 
 @dataclass(kw_only=True, eq=False)
 class PerFedAvg(Mixing):
-    """FedAvg, of equal weights, for a model that clients adapt by a step of their own.
+    """FedAvg with equal weights, for a model that clients adapt by a step of their own.
 
     Args:
         inner_lr: α, at least 0.
-        hessian: What is made of the second derivatives: a ``finite_difference`` of gradients, or ``none``.
+        hessian: How the second derivatives are approximated: by a ``finite_difference`` of gradients, or ``none``.
         hessian_step: Length of δ q in the finite difference, positive.
         batches: D, D' and D'' are parts of a step's batch (``split``), or each is all of it (``same``).
         num_adaptation_steps: Steps of gradient descent with rate α before a model is evaluated, at least 1.
@@ -114,11 +114,11 @@ class PerFedAvg(Mixing):
         return equal_weights(upload)[None]
 
     def sum_weighting(self) -> SumWeighting:
-        """Equal, unless a setting looks at single clients."""
+        """Equal, unless a setting needs single clients' updates."""
         return None if self.settings_against_sums() else "equal"
 
     def training(self, round_idx: int) -> Stage:
-        """Steps along d."""
+        """Train by steps along d."""
         hessian_step = self.hessian_step if self.hessian == "finite_difference" else None
         objective = MetaObjective(inner_lr=self.inner_lr, hessian_step=hessian_step, split=self.batches == "split")
         return dataclasses.replace(super().training(round_idx), objective=objective)

@@ -1,4 +1,4 @@
-"""pFedGraph: who collaborates with whom is found anew in every round, by a small quadratic program for each client.
+"""pFedGraph: the collaboration graph is inferred in every round, by a small quadratic program for each client.
 
 Ye, Ni, Wu, Chen, Wang: "Personalized Federated Learning with Inferred Collaboration Graphs", ICML 2023, eqs. 5-7. With
 p_j the shares of the training examples, d_ij = -cos(θ_i - θ⁰, θ_j - θ⁰) the models' displacement from where all began,
@@ -53,10 +53,10 @@ class PFedGraph(ModelTable):
     """Models mixed by an inferred graph of collaboration.
 
     Args:
-        size_weight: α, positive: toward mixing by size; a small one lets clients work alone.
+        size_weight: α, positive: a large one mixes by size, a small one lets clients work alone.
         alignment_weight: λ, at least 0.
         penalty_of: The clients' term: by the ``cosine`` with each model, or with the ``mixed`` one.
-        compared: Shell-style patterns of the parameters that d is of.
+        compared: Shell-style patterns of the parameters from which d is computed.
         snap: Cosines above it count as 1, as in the authors' code; None for none.
     """
 
@@ -96,7 +96,7 @@ class PFedGraph(ModelTable):
         return project_to_simplex(examples_C / examples_C.sum() + cosine_CC / (2 * self.size_weight))
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
-        """Mix, and find the directions in which the clients are drawn."""
+        """Mix, and compute the directions toward which the clients are pulled."""
         super().aggregate(stage, upload)
         if not upload.clients or not self.sends_directions:
             return
@@ -134,5 +134,5 @@ class PFedGraph(ModelTable):
 
 
 def _product(left: Parameters, right: Parameters, names: Sequence[str]) -> Tensor:
-    """The inner product of all numbers."""
+    """The inner product over all the named parameters."""
     return torch.stack([(left[name] * right[name]).sum() for name in names]).sum()

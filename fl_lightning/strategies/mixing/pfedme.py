@@ -1,4 +1,4 @@
-"""pFedMe: personal models held near copies of the global one, which follow them.
+"""pFedMe: personal models that are kept near copies of the global one, which follow them.
 
 T. Dinh, Tran, Nguyen: "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020, Algorithm 1. The
 federation minimizes the sum of the envelopes F_i(w) = min_x f_i(x) + λ/2 ‖x - w‖², whose gradient is λ (w - x). In a
@@ -8,7 +8,7 @@ round, from w_i = x_i = w, for each of R batches:
     then     w_i <- w_i + c (x_i - w_i)                      c = η λ
     server   w <- (1 - β) w + β Σ_i ω_i w_i
 
-η_p is the rate of the clients' optimizer, which may be any and starts anew every round; R are the batches of
+η_p is the rate of the clients' optimizer, which may be any and is reset every round; R are the batches of
 ``num_epochs``. As in the authors' code ω are the shares of the training examples and x_i goes on from batch to batch
 (``inner_start``); its weight decay of x_i is not in the paper and not here. The personal model that is evaluated is
 x_i, as the paper means it; the authors' code evaluates w_i, which is logged as ``anchored/...``. The paper lets all
@@ -40,10 +40,10 @@ class PFedMe(FedAvg):
 
     Args:
         proximal_weight: λ, at least 0; 15 to 30 in the paper's runs of SGD, far less where Adam scales the pull up.
-        num_inner_steps: K, steps on each batch, at least 1.
+        num_inner_steps: K, number of steps on each batch, at least 1.
         anchor_share: c, how far w_i follows x_i after each batch, in [0, 1]; η λ in the paper.
-        inner_start: Where x_i starts on the next batch: where the ``previous`` one has left it, or at the ``anchor``
-            w_i, then with a fresh optimizer.
+        inner_start: Where x_i starts on the next batch: where the ``previous`` batch left it, or at the ``anchor``
+            w_i, then with a new optimizer.
         relaxation: β, at least 0; beyond 1 the server goes further than the mean.
     """
 
@@ -67,7 +67,7 @@ class PFedMe(FedAvg):
         self.require_within(0, 1, "anchor_share")
 
     def setup(self, federation: Federation) -> None:
-        """Start with nobody's w_i."""
+        """Start without any w_i."""
         super().setup(federation)
         if federation.plain_sgd and (pull := federation.learning_rate * self.proximal_weight) >= 2:
             warnings.warn(
@@ -89,7 +89,7 @@ class PFedMe(FedAvg):
         return Proximal(self.proximal_weight) if self.proximal_weight else None
 
     def training(self, round_idx: int) -> Stage:
-        """K steps on each batch, after which the anchor w_i follows; it is what goes up."""
+        """K steps on each batch, after which the anchor w_i follows; the anchor is sent up."""
         begins = self.inner_start == "anchor"
         program = LocalProgram(
             init=self.begin if begins else None,
@@ -113,12 +113,12 @@ class PFedMe(FedAvg):
         return before.lerp(mixed, self.relaxation)
 
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
-        """Send w, from which x_i starts anew: a client has one again when it has responded."""
+        """Send w, to which x_i is reset: a client has an x_i again once it has responded."""
         self.known_C[list(clients)] = False
         return super().configure(stage, clients)
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
-        """Average, and know who has an x_i."""
+        """Average, and record which clients have an x_i."""
         super().aggregate(stage, upload)
         self.onboard(stage, upload)
 
@@ -133,7 +133,7 @@ class PFedMe(FedAvg):
         return
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
-        """The x_i are the result, of a client that has none yet after a round on a copy; ``global/...`` is w."""
+        """The x_i are the result; a client without one trains a copy for a round. ``global/...`` is w."""
         stage = self.stages(0)[0]
         shared = super().configure(stage, clients)
         first = Evaluation(payload=shared, tuning=stage)

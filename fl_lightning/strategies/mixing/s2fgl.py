@@ -1,4 +1,4 @@
-"""S2FGL: FedAvg whose clients keep to the global model in what nodes mean and in what graphs carry at either frequency.
+"""S2FGL: FedAvg whose clients stay close to the global model in node semantics and in graph frequencies.
 
 Tan, Huang, Wan, Huang, Li, Ye: "S2FGL: Spatial Spectral Federated Graph Learning", ICML 2025. With A without loops, D
 its degrees, t the indicator of a client's n nodes' training nodes T, a node is important by, once,
@@ -60,10 +60,10 @@ class S2FGL(FedAvg, RecordsMetrics):
     Args:
         semantic_weight: λ_s, at least 0.
         frequency_weight: λ_f, at least 0; both 0 are FedAvg.
-        restart: α, of the random walk by which nodes are important, in (0, 1].
+        restart: α, the restart probability of the random walk behind the importance of nodes, in (0, 1].
         num_slots: Rows of the codebook for each class, at least 1.
-        share_of_clients: Of whom a row is the mean, in (0, 1].
-        num_frequencies: Least and greatest eigenvalues, at least 1.
+        share_of_clients: Share of the clients over which a row is averaged, in (0, 1].
+        num_frequencies: Number of smallest and of largest eigenvalues, at least 1.
         spectrum: Align the ``spaces`` of the eigenvectors, or their ``pairs`` by rank.
     """
 
@@ -94,22 +94,22 @@ class S2FGL(FedAvg, RecordsMetrics):
         return bool(self.semantic_weight or self.frequency_weight)
 
     def setup(self, federation: Federation) -> None:
-        """Nobody has sent prototypes."""
+        """Start without prototypes."""
         super().setup(federation)
         self.prototypes_CKD = torch.zeros(federation.num_clients, federation.num_outputs, 0, device=federation.device)
         self.counts_CK = torch.zeros(federation.num_clients, federation.num_outputs, device=federation.device)
         self.num_rounds = 0
 
     def client_state(self) -> Mapping[str, StateSpec]:
-        """Where each node comes in the order of importance."""
+        """The rank of each node by importance."""
         return {"place": StateSpec(initial=torch.tensor(0), per_example=True)}
 
     def initial_stages(self) -> Sequence[Stage]:
-        """The clients order their nodes."""
+        """The clients rank their nodes."""
         return [Stage(name="score", client_state={"place": self.ranks})] if self.aligns else []
 
     def training(self, round_idx: int) -> Stage:
-        """With the terms."""
+        """Train with the terms."""
         stage = super().training(round_idx)
         if not self.aligns:
             return stage
@@ -127,7 +127,7 @@ class S2FGL(FedAvg, RecordsMetrics):
         return dataclasses.replace(payload, extras={"codebook": codebook.expand(len(clients), *codebook.shape)})
 
     def codebook(self) -> Tensor:
-        """B of the present round, (K S, D): for each row, of a share of the clients that have sent prototypes."""
+        """B of the current round, (K S, D): each row is a mean over a share of the clients that sent prototypes."""
         known = [client for client in self.federation.training_clients if self.counts_CK[client].any()]
         number = max(1, round(self.share_of_clients * len(known)))
         rows = []
@@ -140,7 +140,7 @@ class S2FGL(FedAvg, RecordsMetrics):
         return torch.stack(rows, dim=1).flatten(0, 1)
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
-        """Average the models; keep the prototypes, and note the terms, means over the clients."""
+        """Average the models; keep the prototypes, and record the means over the clients of the terms."""
         if stage.name == "score":
             return
         super().aggregate(stage, upload)
@@ -160,7 +160,7 @@ class S2FGL(FedAvg, RecordsMetrics):
     # ------------------------------------------------------------------ the clients
 
     def ranks(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
-        """Where each node comes by its score, the highest first, (N,); of equal ones the first."""
+        """The rank of each node by its score, the highest first, (N,); in a tie by index."""
         assert isinstance(batch, GraphBatch)
         score_N = torch.where(batch.example_mask, importance(batch, self.restart), -1.0)
         return (score_N * 1e9).round().sort(descending=True, stable=True).indices.argsort()
@@ -193,7 +193,7 @@ class S2FGL(FedAvg, RecordsMetrics):
         return terms
 
     def frequency(self, own_ND: Tensor, received_ND: Tensor, batch: Batch, context: Context) -> Tensor:
-        """Mean squares between what both models' embeddings of I5 have of the lowest and the highest frequencies."""
+        """Mean squared differences of both models' embeddings of I5 at the lowest and the highest frequencies."""
         most = max(1, len(batch.y) // 5)
         node_M = context.client_state["place"].masked_fill(~batch.example_mask, len(batch.y)).argsort()[:most]
         chosen_M = self.important(batch, context, 5).index_select(0, node_M)

@@ -1,4 +1,4 @@
-"""SCAFFOLD: every local step is corrected by how far the client's gradients are from the federation's.
+"""SCAFFOLD: every local step is corrected by the difference between the client's and the federation's gradients.
 
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
 ICML 2020, Algorithm 1. With a control c_i of each of the N training clients, c = (1/N) Σ_i c_i, all of them 0 at first,
@@ -39,7 +39,7 @@ from fl_lightning.strategies.mixing.base import Mixing, equal_weights
 def corrected(
     client: ClientModule, parameters: Parameters, gradients: Parameters, batch: Batch | None, context: Context
 ) -> Change:
-    """G + c - c_i for the optimizer; and the sum of the gradients so far, where it is kept."""
+    """G + c - c_i for the optimizer, and the sum of the gradients so far, if it is needed."""
     received = {name.removeprefix("correction/"): correction for name, correction in context.received.items()}
     return Change(
         gradients={name: g + received[name] if name in received else g for name, g in gradients.items()},
@@ -56,10 +56,10 @@ def sum_of_gradients(client: ClientModule, parameters: Parameters, batch: Batch,
 
 @dataclass(kw_only=True, eq=False)
 class SCAFFOLD(Mixing):
-    """One global model, trained by steps that are corrected for what sets a client apart.
+    """One global model, trained by steps that are corrected for client drift.
 
     Args:
-        control: What c_i is learned from: ``gradient_mean``, or ``displacement``, for SGD without momentum.
+        control: How c_i is computed: from the ``gradient_mean``, or from the ``displacement`` for SGD without momentum.
         server_lr: η_g, positive.
     """
 
@@ -95,7 +95,7 @@ class SCAFFOLD(Mixing):
         return before.lerp(mixed, self.server_lr)
 
     def client_state(self) -> Mapping[str, StateSpec]:
-        """The sum of the gradients, which is made anew in every stage."""
+        """The sum of the gradients, which starts at 0 in every stage."""
         if self.control == "displacement":
             return {}
         return {
@@ -103,11 +103,11 @@ class SCAFFOLD(Mixing):
         }
 
     def training(self, round_idx: int) -> Stage:
-        """Corrected steps."""
+        """Train by corrected steps."""
         return dataclasses.replace(super().training(round_idx), program=LocalProgram(step=corrected))
 
     def client_outputs(self) -> Mapping[str, ClientOutput]:
-        """The sum of the gradients; by displacement, of the corrected ones."""
+        """The sum of the gradients; with ``displacement``, of the corrected ones."""
         return {"gradients": sum_of_gradients if self.control == "gradient_mean" else self.displacement}
 
     def displacement(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Parameters:
@@ -125,7 +125,7 @@ class SCAFFOLD(Mixing):
         return controls.sum(dim=0) / len(self.federation.training_clients) - controls[list(clients)]
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
-        """Learn the controls of the clients that have taken a step; average the models."""
+        """Update the controls of the clients that have taken a step, and average the models."""
         super().aggregate(stage, upload)
         if not upload.clients:
             return

@@ -33,7 +33,7 @@ from fl_lightning.strategies.mixing.base import Mixing
 
 @dataclass(kw_only=True, eq=False)
 class SFL(Mixing):
-    """Personal models by smoothing over a graph of clients.
+    """Personal models from smoothing over a graph of clients.
 
     Args:
         num_hops: L, at least 0.
@@ -76,7 +76,7 @@ class SFL(Mixing):
         self.smooth()
 
     def mixing_matrix(self, upload: Payload) -> Tensor:
-        """Â^L over the training clients, whoever of them updates, (T, T)."""
+        """Â^L over the training clients, whichever of them respond, (T, T)."""
         return self.hops_TT
 
     def smooth(self) -> None:
@@ -88,7 +88,7 @@ class SFL(Mixing):
             self.personalized_models[name][self.training_T] = v.lerp(u, self.smoothing)
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
-        """Take in what was sent, smooth all clients' models, and average them."""
+        """Store what was sent, smooth all clients' models, and average them."""
         if not upload.clients:
             return
         for name, tensor in upload.parameters.items():
@@ -98,7 +98,7 @@ class SFL(Mixing):
             self.models[name] = table[self.training_T].mean(dim=0, keepdim=True)
 
     def personal_models(self, clients: Sequence[int]) -> Payload:
-        """u_i; of an unseen client the mean of what its neighbors sent last, or of all if it has none."""
+        """u_i; for an unseen client the mean of what its neighbors sent last, or of all if it has none."""
         models = {name: table[list(clients)] for name, table in self.personalized_models.items()}
         for row, client in enumerate(clients):
             if client in self.federation.training_clients:

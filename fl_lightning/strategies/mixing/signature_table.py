@@ -1,4 +1,4 @@
-"""What the server knows of each client by which clients can be compared: its signature, and how much data it has.
+"""What the server stores to compare clients: the signature of each client, and its number of training examples.
 
 Shape legend: C, K clients, N unseen clients, T training clients, D width of a signature.
 """
@@ -14,23 +14,23 @@ from fl_lightning.round.payload import Payload
 from fl_lightning.strategies.base import server_dtype
 from fl_lightning.strategies.server_state import ServerState
 
-#: How alike clients are by their signatures, (C, D) and (K, D) -> (C, K).
+#: Similarity of clients from their signatures, (C, D) and (K, D) -> (C, K).
 Similarity = Callable[[Tensor, Tensor], Tensor]
 #: W from similarities and training examples, (C, K) and (K,) -> (C, K).
 MixingRule = Callable[[Tensor, Tensor], Tensor]
 
 
 class SignatureTable(ServerState):
-    """The clients' last signatures, as they arrive.
+    """The clients' last signatures.
 
     Args:
-        federation: Whose clients.
-        name: Of the client output that is the signature.
+        federation: The federation of the clients.
+        name: Name of the client output that is the signature.
 
     Attributes:
-        rows_CD: What each client has sent last; of no width before anybody has.
-        known_C: Who has sent one.
-        examples_C: Training examples; 1 of a client that has not told.
+        rows_CD: The last signature of each client; of width 0 before any has arrived.
+        known_C: Which clients have sent a signature.
+        examples_C: Number of training examples; 1 for a client that has not sent it.
     """
 
     server_state = ("rows_CD", "known_C", "examples_C")
@@ -64,7 +64,7 @@ class SignatureTable(ServerState):
         self.remember(upload)
 
     def give_back_(self, payload: Payload, names: Sequence[str]) -> None:
-        """Put what unseen clients have trained of some parameters into the models that are meant for them."""
+        """Put parameters that unseen clients have trained into the models that are meant for them."""
         if (local := self._unseen_clients) is None:
             return
         rows = [payload.clients.index(client) for client in local.clients if client in payload.clients]
@@ -73,7 +73,7 @@ class SignatureTable(ServerState):
             payload.parameters[name][rows] = local.parameters[name][sent]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the table; unseen clients have to join anew."""
+        """Restore the table; unseen clients have to be onboarded again."""
         super().load_state_dict(state)
         self._unseen_clients = None
 
@@ -82,7 +82,7 @@ class SignatureTable(ServerState):
         return self.rows_CD[self._known_clients()]
 
     def metrics(self, similarity: Similarity) -> dict[str, float]:
-        """Least, mean and largest similarity of different training clients; empty with fewer than two."""
+        """Smallest, mean and largest similarity of different training clients; empty with fewer than two."""
         known_CD = self.of_known()
         if len(known_CD) < 2:
             return {}

@@ -24,26 +24,26 @@ from fl_lightning.strategies.mixing.uniform_mixing import UniformMixing
 
 @dataclass(kw_only=True, eq=False)
 class SimilarityMixing(Mixing):
-    """Base of strategies with W = weights(similarity(signature_i, signature_j)), row by row; softmax(τ cos) by default.
+    """Base class of strategies with W = weights(similarity(signature_i, signature_j)); softmax(τ cos) by default.
 
     A client held out of training begins with the average model; once its signature is known, the others' models are
-    mixed for it likewise.
+    mixed for it in the same way.
 
     Args:
         similarity_temperature: τ, at least 0; 0 is plain averaging.
-        common_share: s in [0, 1] of W = (1 - s) softmax(τ S) + s w, with w the shares of the training examples: what
-            all clients have in common, however unlike they are. None to estimate it for each parameter tensor in every
-            round from how well the clients' updates are predicted by those of their like
+        common_share: s in [0, 1] of W = (1 - s) softmax(τ S) + s w, with w the shares of the training examples: the
+            share of all clients, however dissimilar they are. None to estimate it for each parameter tensor in every
+            round from how well the clients' updates are predicted by those of similar clients
             (``relations/client_similarity.py``).
-        validate_every: Rounds between trials (``strategies/trials.py``), which choose, by the clients' validation
-            ``common_share`` and ``masked_averaging`` anew, for all clients; what is set is what it starts from.
-        validate_personal: Shell-style patterns of mixed parameters of which they choose, too, whether each client keeps
-            its own instead, as at first: ``server/personal``.
-        validate_similarity_temperature: Values of ``similarity_temperature`` of which they choose, too, in order, among
-            them the one that is set. The more clients there are, the larger a temperature leaves a client the same
-            share of its own model; with a very large one it is like itself alone.
-        predict: Which model is the result: the one each client has ``trained``, as in the papers, or the ``mixed`` one;
-            the other is logged beside it.
+        validate_every: Rounds between trials (``strategies/trials.py``), which choose new values of ``common_share``
+            and ``masked_averaging`` for all clients on their validation examples, starting from the values that are
+            set. None for no trials.
+        validate_personal: Shell-style patterns of mixed parameters for which the trials also choose whether each client
+            keeps its own, as it does at first.
+        validate_similarity_temperature: Values of ``similarity_temperature`` among which the trials also choose, in
+            ascending order, including the one that is set. The more clients there are, the larger the temperature must
+            be to give a client the same share of its own model; with a very large one its model is all its own.
+        predict: Which model is the result: the client's ``trained`` one, as in the papers, or the ``mixed`` one.
     """
 
     num_epochs: int = 1
@@ -71,28 +71,28 @@ class SimilarityMixing(Mixing):
         """What a client sends as its signature, (D,)."""
 
     def similarity(self, signature_CD: Tensor, other_KD: Tensor) -> Tensor:
-        """How alike clients are, by their signatures: cosines, (C, K)."""
+        """The similarity of clients by their signatures: cosines, (C, K)."""
         return cosine_similarity(signature_CD, other_KD)
 
     def similarity_of(self, upload: Payload) -> Tensor:
-        """How alike the clients are that responded, (C, C)."""
+        """The similarity of the clients that responded, (C, C)."""
         signature_CD = upload.extras[self.signature].to(self.dtype)
         return self.similarity(signature_CD, signature_CD)
 
     def weights(self, similarity_CK: Tensor) -> Tensor:
-        """What share each client has of the models of those like it, (C, K): softmax(τ S); rows sum to one."""
+        """The weights of similar clients' models for each client, (C, K): softmax(τ S); rows sum to one."""
         return softmax_mixing(similarity_CK, self.temperature())
 
     def similarity_weights(self, similarity_CK: Tensor, examples_K: Tensor) -> Tensor:
-        """The same where training examples may count, too, (C, K)."""
+        """The same weights, which may also depend on the numbers of training examples, (C, K)."""
         return self.weights(similarity_CK)
 
     def temperature(self) -> float:
-        """τ as it is set, or as validation chose last."""
+        """τ as set, or as chosen last by validation."""
         return self.trials.choice.get("similarity_temperature", self.similarity_temperature)
 
     def setup(self, federation: Federation) -> None:
-        """Start every client from the common initial parameters, unknown to each other."""
+        """Start every client from the common initial parameters, with an empty signature table."""
         super().setup(federation)
         self.dtype = server_dtype(next(iter(federation.parameters.values())).dtype)
         self.signatures = SignatureTable(federation, self.signature)
@@ -103,17 +103,17 @@ class SimilarityMixing(Mixing):
         self.tried_personal = self.select(self.shared, self.validate_personal)
 
     def uses_masked_averaging(self) -> bool:
-        """As it is set, or as validation chose last."""
+        """As set, or as chosen last by validation."""
         return bool(self.trials.choice["masked_averaging"])
 
     def mixing_of(self, similarity_CK: Tensor, examples_K: Tensor) -> Tensor:
-        """What share each client has of the others' models, (C, K), on the mean over the parameter tensors."""
+        """The weights of the others' models for each client, (C, K), averaged over the parameter tensors."""
         estimated = self.common_share is None
         common_share = self.estimated_shares.mean if estimated else self.trials.choice["common_share"]
         return with_common_share(self.similarity_weights(similarity_CK, examples_K), examples_K, common_share)
 
     def mixing_matrix(self, upload: Payload) -> Tensor | Mapping[str, Tensor]:
-        """W over the clients of the upload, (C, C); for each parameter tensor its own if the shares are estimated."""
+        """W over the clients of the upload, (C, C); one for each parameter tensor if the shares are estimated."""
         examples_C = self.signatures.examples_C[list(upload.clients)]
         similar_CC = self.similarity_weights(self.similarity_of(upload), examples_C)
         if self.common_share is None:
@@ -126,21 +126,21 @@ class SimilarityMixing(Mixing):
         return {self.signature: self.signature_output()}
 
     def stages(self, round_idx: int) -> Sequence[Stage]:
-        """The exchange of the models, then trials of how they are mixed."""
+        """The exchange of the models, then trials of how to mix them."""
         return [*super().stages(round_idx), *self.trials.stages(round_idx)]
 
     def stage(self, address: StageAddress) -> Stage:
-        """The stage at an address, a trial among them."""
+        """The stage at an address, which may be a trial."""
         return self.trials.stage(address) or super().stage(address)
 
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
-        """Each client's mixed model; in a trial beside its own, as it would be mixed."""
+        """Each client's mixed model; in a trial its own model and the one that would be mixed for it."""
         if (choice := self.trials.of(stage)) is not None:
             return self.trials.payload(choice, clients)
         return super().configure(stage, clients)
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
-        """Remember the signatures, then mix; after trials, mix again as has been chosen."""
+        """Remember the signatures, then mix; after trials, mix again by the new choice."""
         if self.trials.of(stage) is not None:
             self.trials.choose(stage, upload)
         elif upload.clients:
@@ -160,7 +160,7 @@ class SimilarityMixing(Mixing):
     def mixed_models(self, clients: Sequence[int]) -> Payload:
         """Each client's mixed model; unseen clients' are mixed from those of the training clients.
 
-        What stays with the clients stays with unseen clients that have trained, too.
+        Parameters that are kept local are also kept local by unseen clients that have trained.
         """
         payload = super().mixed_models(clients)
         training = set(self.signatures.training)
@@ -182,18 +182,18 @@ class SimilarityMixing(Mixing):
         return super().model_for(clients) if self.predict == "mixed" else None
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
-        """The trained or the mixed models are the result; the others are logged beside them."""
+        """The trained or the mixed models are the result; the others are logged as well."""
         if self.predict == "mixed":
             return super().evaluations(clients)
         mixed = Evaluation(payload=self.mixed_models(clients))
         return {"": Evaluation(payload=self.model_for(clients)), "mixed/": mixed, **self.blended(clients)}
 
     def metrics(self) -> Mapping[str, float]:
-        """Spread of the similarities between different clients, and how much all have in common if it is estimated."""
+        """Spread of the similarities between different clients, and the common share if it is estimated."""
         spread = self.signatures.metrics(self.similarity)
         shares = self.estimated_shares.metrics() if spread else {}
         return {**super().metrics(), **self.trials.metrics(), **spread, **shares}
 
     def matrices(self) -> Mapping[str, Tensor]:
-        """Similarities of the signatures, and W as it would be if all took part."""
+        """Similarities of the signatures, and W as if all clients took part."""
         return self.signatures.matrices(self.similarity, self.mixing_of if self.personalized else None)

@@ -1,21 +1,22 @@
-"""TwinScaffold: SCAFFOLD's model and, near it, a personal one; each client predicts by a mean of both.
+"""TwinScaffold: SCAFFOLD's model and a personal one near it; each client predicts with the weighted mean of the two.
 
-A method of this project, of two known ones. A client has two copies of its net (:class:`~fl_lightning.models.Twin`):
-θ is trained by all with SCAFFOLD's controls, v_i stays with its client and is held near θ as in Ditto, and
+An experimental method of this project, made of two published ones; no results of it are published yet. A client has
+two copies of its net (:class:`~fl_lightning.models.Twin`): θ is shared and trained with SCAFFOLD's controls; v_i
+never leaves its client and is kept near θ as in Ditto. The prediction is
 
-    p(y | x) = (1 - s_i) softmax(f_θ(x)) + s_i softmax(f_v(x))
+    p(y | x) = (1 - s_i) softmax(f_θ(x)) + s_i softmax(f_v(x));
 
-is what is predicted; numbers are averaged as they are. s_i = 0 is SCAFFOLD; s_i = 1 is Ditto near SCAFFOLD's model. In
-some rounds each client sends, for every s of a grid, its validation metric by θ as received and v_i as just trained;
-the server chooses s_i by them, for a client of few examples mostly as the federation (``strategies/share_choice.py``).
+in regression the outputs themselves are averaged. s_i = 0 is SCAFFOLD, s_i = 1 is Ditto near SCAFFOLD's model. In some
+rounds each client sends its validation metric for every s of a grid, with θ as received and v_i as just trained. From
+these the server chooses s_i; a client with few examples gets mostly the federation's (``strategies/share_choice.py``).
 
-SCAFFOLD diverges where one large gradient becomes a control, for the next step follows it away,
-to a larger gradient. Here a correction r = c - c_i is shortened to the gradient that it corrects,
+With SCAFFOLD a single large gradient can become a control that leads the next steps to still larger gradients. Here a
+correction r = c - c_i is therefore at most as long as the gradient g that it corrects,
 
     y <- y - η (g + r min(1, ρ ‖g‖ / ‖r‖)),  ρ = 1.
 
-SCAFFOLD's fixed points remain: there g = c_i and c = 0, so that both are of one length. Leaves the client: what
-SCAFFOLD sends, twice FedAvg's bytes, and now and then two numbers for each s.
+SCAFFOLD's fixed points remain: there g = c_i and c = 0, so both have the same length. What leaves the client is what
+SCAFFOLD sends, twice FedAvg's bytes, and in some rounds two numbers for each s.
 """
 
 import dataclasses
@@ -44,13 +45,14 @@ from fl_lightning.strategies.trials import SHARES, require_direction, score_of
 
 @dataclass(kw_only=True, eq=False)
 class TwinScaffold(Ditto, SCAFFOLD):
-    """SCAFFOLD and Ditto side by side, and how much of each is predicted by.
+    """SCAFFOLD and Ditto side by side; each client predicts with a mean of both. Experimental.
 
     Args:
-        shares: The grid of s, the personal model's share, rising within [0, 1]. A single one is not chosen.
-        prior_examples: So many of its own make a client as heavy as the federation in its choice; inf is no own choice.
-        validate_every: Rounds between choices, of which the second round makes the first.
-        max_correction: ρ, at least 0; 0 is FedAvg with equal weights, inf is SCAFFOLD.
+        shares: The grid of s, the personal model's share, increasing, in [0, 1]. With a single value nothing is chosen.
+        prior_examples: The number of a client's validation examples that weigh as much in its choice as the whole
+            federation; at inf every client takes the federation's choice.
+        validate_every: Rounds between choices; the first is made in the second round.
+        max_correction: ρ, at least 0. 0 trains θ as FedAvg with equal weights, inf as SCAFFOLD.
     """
 
     shares: Sequence[float] = SHARES
@@ -69,10 +71,10 @@ class TwinScaffold(Ditto, SCAFFOLD):
         self.require_at_least(0, "prior_examples", "max_correction")
         self.require_at_least(1, "validate_every")
         if not self.shares or list(self.shares) != sorted({share for share in self.shares if 0 <= share <= 1}):
-            raise ValueError(f"strategy.shares must be some of [0, 1], rising, got {list(self.shares)}")
+            raise ValueError(f"strategy.shares must be a list of increasing numbers in [0, 1], got {list(self.shares)}")
 
     def setup(self, federation: Federation) -> None:
-        """Start with nobody's scores."""
+        """Start without scores."""
         super().setup(federation)
         if len(self.shares) > 1:
             require_direction(federation.client, f"strategy.shares is {list(self.shares)}", "set it to a single one")
@@ -86,7 +88,7 @@ class TwinScaffold(Ditto, SCAFFOLD):
     def bounded(
         self, client: ClientModule, parameters: Parameters, gradients: Parameters, batch: Batch | None, context: Context
     ) -> Change:
-        """SCAFFOLD's step with a correction that is not longer than is allowed."""
+        """SCAFFOLD's step with a bounded correction."""
         gradient = torch.stack([gradients[name].square().sum() for name in self.shared]).sum().sqrt()
         correction = torch.stack([r.square().sum() for r in context.received.values()]).sum().sqrt()
         factor = (self.max_correction * gradient / correction.clamp(min=1e-30)).clamp(max=1)
@@ -131,7 +133,7 @@ class TwinScaffold(Ditto, SCAFFOLD):
         return None
 
     def model_for(self, clients: Sequence[int]) -> Payload:
-        """The shared model, and how much of the client's own is predicted by."""
+        """The shared model and each client's share s_i."""
         return dataclasses.replace(self.mixed_models(clients), extras={"share": self.choice.of(clients)})
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:

@@ -25,7 +25,7 @@ from fl_lightning.strategies.mixing.base import Mixing, equal_weights, example_w
 
 @dataclass(kw_only=True, eq=False)
 class Twins(Mixing):
-    """Base of the strategies whose clients have a :class:`~fl_lightning.models.Twin`.
+    """Base class of the strategies whose clients have a :class:`~fl_lightning.models.Twin`.
 
     Args:
         weighting: Average the shared models by training ``examples``, or by ``equal`` shares.
@@ -36,7 +36,7 @@ class Twins(Mixing):
     blend: bool = field(default=False, init=False)
 
     def build_net(self, net: nn.Module) -> nn.Module:
-        """The net twice."""
+        """Two copies of the net."""
         return Twin(net)
 
     def mixing_matrix(self, upload: Payload) -> Tensor:
@@ -44,19 +44,19 @@ class Twins(Mixing):
         return (example_weights(upload) if self.weighting == "examples" else equal_weights(upload))[None]
 
     def sum_weighting(self) -> SumWeighting:
-        """That of the average, unless a setting looks at single clients."""
+        """That of the average, unless a setting needs single clients' updates."""
         return None if self.settings_against_sums() else self.weighting
 
     @abstractmethod
     def join(self) -> Stage:
-        """What an unseen client does, whose both models are the server's; it sends nothing."""
+        """What an unseen client does, starting with both models from the server; it sends nothing."""
 
     def onboarding_stages(self) -> Sequence[Stage]:
-        """Unseen clients receive the shared model and make a personal one of it."""
+        """Unseen clients receive the shared model and make a personal one from it."""
         return [dataclasses.replace(self.join(), name="join")]
 
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
-        """The shared model; to unseen clients as their personal one, too."""
+        """The shared model, which unseen clients also get as their personal one."""
         payload = super().configure(stage, clients)
         if stage.name != "join":
             return payload
@@ -74,7 +74,7 @@ class Twins(Mixing):
 
 
 def shared_output(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> NetOutput:
-    """What the shared model predicts."""
+    """The output of the shared model."""
     return client.part_output("shared", parameters, batch)
 
 
@@ -82,7 +82,7 @@ shared_output.takes_stacks = True  # type: ignore[attr-defined]
 
 
 def blended_output(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> NetOutput:
-    """What the two models predict on the mean, by the personal one's share, which the server sent."""
+    """The mean of the two models' predictions, weighted with the share of the personal one that the server sent."""
     return blended(client, part_outputs(client, parameters, batch), context.received["share"])
 
 
@@ -90,17 +90,17 @@ blended_output.takes_stacks = True  # type: ignore[attr-defined]
 
 
 def part_outputs(client: ClientModule, parameters: Parameters, batch: Batch) -> tuple[NetOutput, NetOutput]:
-    """What the shared and the personal model predict."""
+    """The outputs of the shared and of the personal model."""
     return client.part_output("shared", parameters, batch), client.part_output("personal", parameters, batch)
 
 
 def blended(client: ClientModule, outputs: tuple[NetOutput, NetOutput], share: Tensor) -> NetOutput:
-    """The mean of both predictions, with the personal one's embedding.
+    """The weighted mean of both predictions, with the personal model's embedding.
 
     Args:
-        client: The client, whose task says what a mean is.
-        outputs: Of the shared and of the personal model.
-        share: Weight of the personal one, scalar or of a stack of clients (C,).
+        client: The client, whose task defines the mean.
+        outputs: Those of the shared and of the personal model.
+        share: The personal model's weight, a scalar, or (C,) for a stack of clients.
     """
     shared, personal = outputs
     share = share[..., None, None].to(shared.logits.dtype)

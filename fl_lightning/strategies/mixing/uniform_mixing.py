@@ -1,4 +1,4 @@
-"""Tells the user once where clients' signatures are so alike, round after round, that mixing is averaging."""
+"""Warns once if the clients' signatures are so similar, round after round, that mixing is averaging."""
 
 import warnings
 from typing import Protocol
@@ -8,14 +8,14 @@ from torch import Tensor
 from fl_lightning.round.payload import Payload
 from fl_lightning.strategies.server_state import ServerState
 
-#: Mixing counts as uniform where a client's model is mixed from this share of all clients or more (see mixing_breadth).
+#: Mixing counts as uniform if a client's model is mixed from at least this share of all clients (see mixing_breadth).
 UNIFORM_BREADTH = 0.99
-#: Rounds of uniform mixing in a row after which the user is told.
+#: Rounds of uniform mixing in a row after which there is a warning.
 UNIFORM_ROUNDS = 10
 
 
 class MixesByLikeness(Protocol):
-    """A strategy that mixes models of clients alike, see ``SimilarityMixing``."""
+    """A strategy that mixes models of similar clients, see ``SimilarityMixing``."""
 
     common_share: float | None
     validate_every: int | None
@@ -24,7 +24,7 @@ class MixesByLikeness(Protocol):
     breadth: float | None
 
     def similarity_of(self, upload: Payload) -> Tensor:
-        """How alike the clients are that responded, (C, C)."""
+        """The similarity of the clients that responded, (C, C)."""
 
 
 class UniformMixing(ServerState):
@@ -40,7 +40,7 @@ class UniformMixing(ServerState):
         self.num_rounds = 0
 
     def note(self, strategy: MixesByLikeness, upload: Payload) -> None:
-        """Count a round, and warn of the tenth, unless uniform mixing is what is set or was found best."""
+        """Count a round, and warn in the tenth, unless uniform mixing is set or was chosen by validation."""
         temperature = strategy.similarity_temperature
         is_meant = strategy.common_share in (None, 1.0) or strategy.validate_every is not None or temperature == 0
         if is_meant or not strategy.personalized or len(upload.clients) < 2:

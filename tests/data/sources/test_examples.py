@@ -92,7 +92,7 @@ def test_identities_tell_settings_apart(one: ExampleSource, other: ExampleSource
     "source", [source for source in SMALL if not isinstance(source, FL60 | PlantedRelations)], ids=name_of
 )
 def test_missing_files_name_the_path_the_layout_and_the_remedy(source: ExampleSource, tmp_path: Path):
-    with pytest.raises(FileNotFoundError, match=rf"no {tmp_path}/\w+/.*expected is an \.npz file with .*FL_DATA_ROOT"):
+    with pytest.raises(FileNotFoundError, match=rf"no {tmp_path}/\w+/.*expected an \.npz file with .*FL_DATA_ROOT"):
         source.load(tmp_path, 0)
 
 
@@ -297,9 +297,14 @@ def test_real_files(
 @pytest.mark.parametrize(
     ("path", "source", "changes", "message"),
     [
-        ("school/school", School(), {"X": np.full((6, 3), np.inf)}, r"`X`\[0, 0\] is inf, which is no finite float32"),
-        ("school/school", School(), {"X": np.full((6, 3), 1e300)}, r"`X`\[0, 0\] is 1e\+300, which is no finite"),
-        ("school/school", School(), {"y": np.ones(5)}, r"the arrays are `X` \(6, 3\), `y` \(5,\).*expected is an .npz"),
+        (
+            "school/school",
+            School(),
+            {"X": np.full((6, 3), np.inf)},
+            r"`X`\[0, 0\] is inf, which is not a finite float32",
+        ),
+        ("school/school", School(), {"X": np.full((6, 3), 1e300)}, r"`X`\[0, 0\] is 1e\+300, which is not a finite"),
+        ("school/school", School(), {"y": np.ones(5)}, r"the arrays are `X` \(6, 3\), `y` \(5,\).*expected an .npz"),
         ("school/school", School(), {"X": np.ones(6)}, r"the arrays are `X` \(6,\)"),
         ("school/school", School(), {"X": np.ones((6, 0))}, "none of them empty"),
         ("school/school", School(), {"task": np.full(6, 1.5)}, r"`task`\[0\] is 1.5, which is not a whole number"),

@@ -513,7 +513,7 @@ def test_nothing_in_a_data_folder_is_unpickled(tiny_root: Path, tmp_path: Path, 
     torch.save(Strikes(tmp_path / "struck"), folder / name)
     for seal in folder.glob("*seal*"):
         seal.unlink()
-    with pytest.raises(ValueError, match="is damaged: delete the folder, it is made again"):
+    with pytest.raises(ValueError, match="is damaged: delete the folder; it is rebuilt"):
         PyGSource(TINY).load(tiny_root, tmp_path / "cache")
     assert not (tmp_path / "struck").exists()
 

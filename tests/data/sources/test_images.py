@@ -68,7 +68,7 @@ def test_the_standard_files_of_cifar10(place: str, root: Path, tmp_path: Path):
     actual = HeterogeneousCIFAR10(num_clients=4).load(tmp_path, 0)
     assert all(torch.equal(a, b) for a, b in zip(actual.x, expected.x, strict=True))
     (tmp_path / place / "test_batch").unlink()
-    with pytest.raises(FileNotFoundError, match=r"no .*test_batch; expected is CIFAR-10's Python version"):
+    with pytest.raises(FileNotFoundError, match=r"no .*test_batch; expected CIFAR-10's Python version"):
         HeterogeneousCIFAR10().load(tmp_path, 0)
 
 

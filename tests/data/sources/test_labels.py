@@ -78,13 +78,13 @@ def test_the_same_names_change_nothing(tmp_path: Path) -> None:
 
 
 def test_names_that_some_graphs_lack_are_asked_for(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^graph 1 has no class_names, but others .* Give each graph a list"):
+    with pytest.raises(ValueError, match=r"^graph 1 has no class_names, but other .* Give each graph a list"):
         module([ward(NAMES), graph()], tmp_path)
     with pytest.raises(ValueError, match=r"all\.pt'\), graph 0 has no class_names"):
         module(saved([graph(), ward(NAMES)], tmp_path / "all.pt"), tmp_path)
     with pytest.raises(ValueError, match=r"graph 1: class_names has 'ill' more than once"):
         module([ward(NAMES), graph(class_names=["ill", "dead", "ill"])], tmp_path)
-    with pytest.raises(ValueError, match=r"graph 1: class_names must be a list of a text for each of the 3 classes"):
+    with pytest.raises(ValueError, match=r"graph 1: class_names must be a list with a string for each of the 3"):
         module([ward(NAMES), graph(class_names=NAMES[:2])], tmp_path)
 
 
@@ -171,12 +171,12 @@ def test_nan_means_no_label_beside_names_too(tmp_path: Path) -> None:
         (torch.zeros(23), r"Give a label for each node, in the order of x"),
         (
             torch.eye(3)[torch.arange(24) % 3],
-            r"Of one-hot labels take the places: `data\.y = data\.y\.argmax\(dim=1\)`",
+            r"Convert one-hot labels by `data\.y = data\.y\.argmax\(dim=1\)`",
         ),
         (torch.full((24, 3), 2), r"Give numbers as floats, `data\.y = data\.y\.float\(\)`, or one column of classes"),
         (torch.full((24, 3), torch.inf), r"or finite numbers"),
-        (torch.full((24, 2), torch.nan), r"no node has a target; nan is none"),
-        (["ill", "healthy"] * 12, r"the labels y are texts such as 'ill'; number them: .*data\.class_names = names"),
+        (torch.full((24, 2), torch.nan), r"no node has a target; nan means missing"),
+        (["ill", "healthy"] * 12, r"the labels y are strings such as 'ill'; number them: .*data\.class_names = names"),
         ([0, 1] * 12, r"y is a list; give a tensor: `data\.y = torch\.as_tensor"),
         (None, r"has no y: node features, edges and labels are needed"),
     ],
@@ -275,7 +275,7 @@ def test_metis_bisects_where_k_way_leaves_clients_empty(tmp_path: Path) -> None:
 def test_a_given_split_has_a_remedy_of_its_own(tmp_path: Path) -> None:
     masks = {f"{name}_mask": torch.arange(24) == index for index, name in enumerate(("train", "val", "test"))}
     with pytest.raises(
-        ValueError, match=r"\[1\] without a training .*Mark labeled nodes of theirs in .*train_mask"
+        ValueError, match=r"\[1\] without a training .*Mark some of their labeled nodes in .*train_mask"
     ) as caught:
         module(graph(membership=torch.arange(24) // 12, **masks), tmp_path, GivenPartitioner(), GivenSplit())
     assert "Raise `train`" not in str(caught.value)

@@ -94,7 +94,7 @@ def test_damaged_files(root: Path, changes: dict[str, Any], message: str) -> Non
 
 def test_missing_file(root: Path) -> None:
     (root / "twitch" / "TW.npz").unlink()
-    with pytest.raises(FileNotFoundError, match=r"There is no .*TW.npz; expected is .*FL_DATA_ROOT"):
+    with pytest.raises(FileNotFoundError, match=r"There is no .*TW.npz; expected .*FL_DATA_ROOT"):
         module(TwitchSource(), root)
 
 
@@ -115,7 +115,7 @@ def test_graphs_of_one_class_of_pyg(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: TwitchSource(["DE", "UK"]), "countries has 'UK', which is none of DE, EN, ES, FR, PT, RU, TW"),
+        (lambda: TwitchSource(["DE", "UK"]), "countries has 'UK', which is not one of DE, EN, ES, FR, PT, RU, TW"),
         (lambda: TwitchSource(["DE", "DE"]), "countries has 'DE' more than once"),
         (lambda: TwitchSource([]), "countries is .*give a list of names such as 'DE', one for each client"),
         (lambda: PyGGraphs("torch_geometric.datasets.Twitch", "DE"), "names is 'DE': give a list"),  # type: ignore[arg-type]

@@ -90,7 +90,7 @@ def test_masks_that_all_graphs_have_are_kept(tmp_path: Path) -> None:
     [
         ([graph(12), graph(12, num_features=4)], "^graph 1 has 4 features of each node, the first 3"),
         ([], "give a source for each client"),
-        ([graph(12), 3], "holds 3, which is no source of a graph"),
+        ([graph(12), 3], "holds 3, which is not a source of a graph"),
         (graph(12), "data.partitioner is missing: InMemorySource is one graph"),
         ([graph(12), Data(x=torch.rand(3, 3))], "^graph 1 has no edge_index, y"),
         (7, "data.source is int, which is neither"),

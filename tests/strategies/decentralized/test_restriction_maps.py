@@ -282,7 +282,8 @@ def test_curvature_is_the_sheaf_laplacians() -> None:
         )
         torch.testing.assert_close(laplacian, laplacian.T)
         exact = float(torch.linalg.eigvalsh(laplacian)[-1])
-        assert maps.largest_curvature() == pytest.approx(exact, rel=1e-3)
+        assert maps.largest_curvature(1e-3) == pytest.approx(exact, rel=1e-3)
+        assert maps.largest_curvature() == pytest.approx(exact, rel=0.03)
 
 
 def test_curvature_of_a_multiple_of_the_identity() -> None:

@@ -72,7 +72,7 @@ def test_impossible_number_of_neighbors(num_neighbors: int) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_embeddings_must_be_finite(value: float) -> None:
-    with pytest.raises(ValueError, match=r"clients \[1\] hold NaN"):
+    with pytest.raises(ValueError, match=r"clients \[1\] contain NaN"):
         knn_graph(torch.tensor([[1.0], [value], [2.0]]), 1)
 
 

@@ -450,7 +450,7 @@ def test_evaluating_between_sending_and_answering_changes_nothing() -> None:
 
 
 def test_a_missing_relation_graph_names_the_setting() -> None:
-    with pytest.raises(ValueError, match=r"Panacea needs a graph of client relations.*set data.relation_graph.*PFedHN"):
+    with pytest.raises(ValueError, match=r"Panacea needs a client relation graph.*set data.relation_graph.*PFedHN"):
         tiny(federation=federation_of(None))
     with pytest.raises(ValueError, match=r"strategy.relation_weight needs pairs"):
         tiny(federation=federation_of(training=(1,)))

@@ -104,7 +104,7 @@ def test_what_the_generator_learns_and_how_wrong_it_is(weights, graphs, monkeypa
     assert float(actual) == pytest.approx(sum(w * term for w, term in zip(weights, terms, strict=True)))
 
     monkeypatch.setattr(neighbor_generation, "generate", lambda *arguments, **settings: made)
-    metrics = neighbor_generation.figures(client, {}, batch, context)
+    metrics = neighbor_generation.generation_metrics(client, {}, batch, context)
     assert float(metrics["generated_neighbors"]) == int(used_NS.sum())
     assert float(metrics["count_error"]) == pytest.approx(sum(differences) / len(differences))
     assert float(metrics["feature_error"]) == pytest.approx(sum(errors) / len(errors))
@@ -250,7 +250,7 @@ def test_with_nothing_generated_it_is_fedsage(executor, fit, federation, assert_
             super().setup(federation)
             torch.nn.init.constant_(federation.client.net.generator.counter.bias, -100.0)
 
-    with pytest.warns(UserWarning, match="FedSagePlus: no client generates a neighbor, so that this is FedSage"):
+    with pytest.warns(UserWarning, match="FedSagePlus: no client generates a neighbor, so this is FedSage"):
         plus = fit(Nothing(hidden_fraction=0.0, **FEW), executor)
     plain = fit(FedSage(), executor, kind=ClientModule)
     assert grown(plus, federation) == [0] * 5

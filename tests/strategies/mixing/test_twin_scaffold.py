@@ -177,7 +177,9 @@ def test_settings_are_checked() -> None:
     with pytest.raises(ValueError, match=r"strategy\.validate_every must be at least 1, got 0"):
         TwinScaffold(validate_every=0)
     for shares in ([], [0.5, 0.0], [0.0, 1.5], [0.5, 0.5]):
-        with pytest.raises(ValueError, match=r"strategy\.shares must be some of \[0, 1\], rising, got \["):
+        with pytest.raises(
+            ValueError, match=r"strategy\.shares must be a list of increasing numbers in \[0, 1\], got \["
+        ):
             TwinScaffold(shares=shares)
 
 
@@ -188,6 +190,6 @@ def test_a_metric_of_unknown_direction_is_refused(federation, make_model, make_t
     base = make_model()
     client = Odd(base.net_factories, base.optimizer_factory)
     with pytest.raises(
-        ValueError, match=r"strategy\.shares is \[0\.0, .*nothing says whether more or less of 'val/odd'"
+        ValueError, match=r"strategy\.shares is \[0\.0, .*it is unknown whether more or less of 'val/odd'"
     ):
         make_trainer().fit(client, federation, TwinScaffold())

@@ -1,4 +1,4 @@
-"""What the metrics of a run depend on beside its settings and its data: the version of the code's mathematics.
+"""What the metrics of a run depend on besides its settings and its data: the version of the code's mathematics.
 
 Two things make a run stale. ``MATHEMATICS`` is raised by hand with every change after which a run comes to other
 metrics: under the empty name where it concerns all strategies, under the strategy's, or under the name of a kind of
@@ -18,9 +18,9 @@ from typing import Any
 
 #: Raised by hand, see above.
 MATHEMATICS: dict[str, int] = {"": 1, "passes": 1}
-#: Kinds of data that have a version of their own: what the settings of a run's data, by dotted name, must be.
+#: Kinds of data that have a version of their own, recognized by the settings of a run's data by dotted name.
 DATA: dict[str, Callable[[Mapping[str, Any]], bool]] = {
-    # epochs of mini-batches are passes over the examples; before version 1 every batch was drawn by itself
+    # epochs of mini-batches are passes over the examples; before version 1 every batch was drawn independently
     "passes": lambda data: data.get("data.batch_size") is not None and data.get("data.steps_per_epoch") is None,
 }
 
@@ -31,7 +31,7 @@ _COMPUTING = ("batches", "data", "executors", "kernels", "models", "relations", 
 
 
 def version_of(strategy: str, data: Mapping[str, Any]) -> str:
-    """The version of what a run computes, for example ``1; torch 2.13.0; torch-geometric 2.8.1``.
+    """The version of a run's computation, for example ``1; torch 2.13.0; torch-geometric 2.8.1``.
 
     Args:
         strategy: Bare name of the strategy's class.

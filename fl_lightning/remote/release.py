@@ -1,4 +1,4 @@
-"""What a site tells of its client: its part of a stage and its scores, as the site's policy lets them out."""
+"""What a site releases about its client: its part of a stage and its scores, as the site's policy allows."""
 
 import torch
 from torch import Tensor
@@ -18,14 +18,14 @@ from fl_lightning.tasks import Drawing
 
 
 def check_hidden(stage: Stage, drawing: Drawing, policy: SitePolicy) -> None:
-    """Refuse a stage of which the site's filters cannot hide what they are to hide.
+    """Refuse a stage that would reveal what the site's filters must hide.
 
     Raises:
-        Refused: Its number of steps would tell that of the examples.
+        Refused: Its number of steps would reveal the number of examples.
     """
-    steps_tell = stage.num_steps is None and drawing.batch_size is not None and drawing.steps_per_epoch is None
-    if steps_tell and any(each.hides_counts for each in policy.filters):
-        raise Refused("the number of steps would tell that of examples, which is hidden: set data.steps_per_epoch")
+    steps_reveal = stage.num_steps is None and drawing.batch_size is not None and drawing.steps_per_epoch is None
+    if steps_reveal and any(each.hides_counts for each in policy.filters):
+        raise Refused("the number of steps would reveal that of examples, which is hidden: set data.steps_per_epoch")
 
 
 def pay_for(
@@ -36,10 +36,10 @@ def pay_for(
     accountant: PrivacyAccountant,
     policy: SitePolicy,
 ) -> None:
-    """Have the site's account count what private training is about to take, whatever comes of it.
+    """Count the steps that private training is about to take in the site's account, whatever their outcome.
 
     Raises:
-        Refused: The policy allows no more.
+        Refused: The policy allows no more steps.
     """
     if privacy is None or not (steps := member.executor.private_steps(stage, member.index, work_fraction)):
         return
@@ -50,7 +50,7 @@ def pay_for(
         raise Refused(str(error)) from error
 
 
-def answer_told(
+def released_update(
     upload: Payload,
     stage: Stage,
     received: Payload | None,
@@ -59,16 +59,16 @@ def answer_told(
     sums: SumMember,
     summed_with: int,
 ) -> Payload:
-    """The stage's payload, filtered, and hidden in a sum where the server learns sums alone.
+    """The stage's payload after the filters, and masked if the server learns only sums.
 
     Args:
-        upload: The client's.
-        stage: What it is of.
+        upload: The client's payload.
+        stage: The stage that it belongs to.
         received: What the server had sent.
         member: The client in its federation.
-        policy: The site's.
-        sums: Its part in secure sums.
-        summed_with: How many clients are summed at the least.
+        policy: The site's policy.
+        sums: The site's part in secure sums.
+        summed_with: The minimum number of clients in the sum.
 
     Raises:
         Refused: A filter cannot do its work on it.
@@ -89,16 +89,16 @@ def answer_told(
     return Payload(clients=upload.clients, extras={MASKED: hidden[None]})
 
 
-def scores_told(
+def released_scores(
     result: dict[str, Tensor], num_models: int, member: Membership, policy: SitePolicy, sums: SumMember
 ) -> dict[str, Tensor]:
-    """What the policy tells of metrics, (1, 2) by the place of their model and their name; or all, hidden in a sum.
+    """What the policy releases of metrics, (1, 2) by the index of their model and their name; or all, masked in a sum.
 
     Raises:
         Refused: The policy's noise cannot be added to them.
     """
     try:
-        result = policy.tell(result, summed=member.secure)
+        result = policy.release_metrics(result, summed=member.secure)
     except CannotFilter as error:
         raise Refused(str(error)) from error
     if not member.secure:

@@ -1,0 +1,35 @@
+"""The references of a run (``trainer.references``) in pictures: a level line each, which bound what methods come to."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from fl_lightning.report.figures import Curve
+from fl_lightning.report.folder import Recorded
+
+
+def levels(
+    runs: Iterable[Recorded], metric: str, curves: Sequence[Curve], label: str, *, first: int | None = None
+) -> list[Curve]:
+    """A line for each reference: its metric at its own best round, mean over the runs that have it.
+
+    Args:
+        runs: The runs.
+        metric: Which metric.
+        curves: The other lines of the picture, which they are as long as.
+        label: Goes behind the reference's name in the legend.
+        first: Place of the first one's color; None for behind the other lines.
+    """
+    if not curves:
+        return []
+    found: dict[str, list[float]] = {}
+    for run in runs:
+        for name, value in run.reference(metric).items():
+            found.setdefault(name, []).append(value)
+    x = np.concatenate([curve.x for curve in curves])
+    start = len(curves) if first is None else first
+    ends = np.array([x.min(), x.max()], dtype=float)
+    return [
+        Curve(label=f"{name}{label}", x=ends, y=np.full(2, np.mean(values)), order=start + place)
+        for place, (name, values) in enumerate(found.items())
+    ]
