@@ -129,7 +129,7 @@ class Guard:
             raise Refused("the work fraction must be in [0, 1]")
         self._count_steps(stage, round_idx, work_fraction, steps_per_epoch)
         if stage.scores and asked not in self.scored:
-            self._count_evaluations(round_idx, len(stage.scores), asked)
+            self._count_evaluations(round_idx, stage.num_scored, asked)
             self.scored.add(asked)
 
     def admit_evaluations(

@@ -86,13 +86,16 @@ class Rows:
     Attributes:
         of: ``example``: there is a row for each of the client's examples, (N, ...). ``single``: each row describes one
             example, though not every example has a row. ``class``: there is a row for each class, (K, ...). ``score``:
-            it scores a model by a sum over examples and their number, (2,), or a mapping with the number as ``count``.
+            it scores a model by a sum over examples and their number, (2,), or a mapping with the number as ``count``;
+            or ``models`` of them, (models, 2).
         counted_by: For classes, the name of the client output that counts the examples of each class behind it, (K,);
             empty if there is none and the client's training examples count.
+        models: How many models are scored.
     """
 
     of: Literal["example", "single", "class", "score"]
     counted_by: str = ""
+    models: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +161,11 @@ class Stage:
     def scores(self) -> tuple[str, ...]:
         """Names of the client outputs that score a model."""
         return tuple(name for name, rows in self.rows.items() if rows.of == "score")
+
+    @property
+    def num_scored(self) -> int:
+        """How many models the client outputs score."""
+        return sum(self.rows[name].models for name in self.scores)
 
     def trains(self, name: str) -> bool:
         """Whether a parameter is trained."""

@@ -53,5 +53,6 @@ from fl_lightning.strategies.mixing.s2fgl import S2FGL as S2FGL
 from fl_lightning.strategies.mixing.scaffold import SCAFFOLD as SCAFFOLD
 from fl_lightning.strategies.mixing.sfl import SFL as SFL
 from fl_lightning.strategies.mixing.similarity_mixing import SimilarityMixing as SimilarityMixing
+from fl_lightning.strategies.mixing.twin_scaffold import TwinScaffold as TwinScaffold
 from fl_lightning.strategies.mixing.twins import Twins as Twins
 from fl_lightning.strategies.pooled import Pooled as Pooled

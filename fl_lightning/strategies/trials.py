@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fl_lightning.batches.base import Batch
 from fl_lightning.direction import direction_of
-from fl_lightning.round.client import ClientModule
+from fl_lightning.round.client import ClientModule, OutputRule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Rows, Stage, StageAddress
@@ -30,7 +30,22 @@ Choice = Mapping[str, float]
 def validation_score(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
     """Numerator and denominator of the client's validation metric with the model that it was sent, (2,)."""
     sent = {name: context.received.get(name, local) for name, local in parameters.items()}
-    scores = client.scores_of_parts([batch], [client.score_table(sent, batch, context)])
+    return score_of(client, sent, batch, context)
+
+
+def score_of(
+    client: ClientModule, parameters: Parameters, batch: Batch, context: Context, rule: OutputRule | None = None
+) -> Tensor:
+    """Numerator and denominator of a client's validation metric, of which more is better, (2,).
+
+    Args:
+        client: The client.
+        parameters: The model.
+        batch: The client's examples.
+        context: What else the client knows.
+        rule: The predictions that are scored instead of the model's own.
+    """
+    scores = client.scores_of_parts([batch], [client.score_table(parameters, batch, context, rule)])
     total, count = scores[client.monitor].unbind(-1)
     is_less_better = direction_of(client.monitor, client.directions()) == "min"
     return torch.stack([-total if is_less_better else total, count], dim=-1)
@@ -68,13 +83,8 @@ class Trials:
         Raises:
             ValueError: There are trials, and it is unknown whether more or less of ``client.monitor`` is better.
         """
-        if self.every is not None and client is not None and direction_of(client.monitor, client.directions()) is None:
-            raise ValueError(
-                f"strategy.validate_every is {self.every}, but it is unknown whether more or less of "
-                f"{client.monitor!r} is better: declare it in metric_directions of {type(client).__name__}, or set "
-                f"strategy.validate_every to "
-                "null"
-            )
+        if self.every is not None:
+            require_direction(client, f"strategy.validate_every is {self.every}", "set strategy.validate_every to null")
 
     def candidates(self) -> dict[str, Choice]:
         """The choice and its neighbors, by the names of their stages."""
@@ -140,6 +150,24 @@ class Trials:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the choice."""
         self.choice = {**self.choice, **state}
+
+
+def require_direction(client: ClientModule | None, setting: str, remedy: str) -> None:
+    """Refuse a client whose validation metric has no known direction.
+
+    Args:
+        client: The client, if it is known.
+        setting: The setting that needs the direction, and its value, in words.
+        remedy: What to do instead of declaring the direction.
+
+    Raises:
+        ValueError: It is unknown whether more or less of ``client.monitor`` is better.
+    """
+    if client is not None and direction_of(client.monitor, client.directions()) is None:
+        raise ValueError(
+            f"{setting}, but it is unknown whether more or less of {client.monitor!r} is better: declare it in "
+            f"metric_directions of {type(client).__name__}, or {remedy}"
+        )
 
 
 def require_trials(setting: str, tried: Sequence[object], validate_every: int | None) -> None:

@@ -78,6 +78,21 @@ class Target(ABC):
     def predictions(self, logits: Tensor) -> Tensor:
         """The predictions for the user, (N, K)."""
 
+    def blend(self, logits: Tensor, other: Tensor, share: Tensor) -> Tensor:
+        """Logits of the weighted mean of two predictions, (..., N, K).
+
+        Args:
+            logits: Of one prediction, (..., N, K).
+            other: Of the other, (..., N, K).
+            share: Weight of the other, in [0, 1], broadcast to both; at 0 and 1 the result equals one of the two.
+        """
+        mean = self._blend(logits, other, share)
+        return torch.where(share == 0, logits, torch.where(share == 1, other, mean))
+
+    def _blend(self, logits: Tensor, other: Tensor, share: Tensor) -> Tensor:
+        """The blend for 0 < share < 1. Here the logits themselves are the predictions and are averaged."""
+        return logits.lerp(other, share)
+
     @abstractmethod
     def strata(self, y_N: Tensor) -> Tensor:
         """Each example's class if it has one, else 0 if any of its target is known and -1 if none is, int64 (N,)."""
@@ -143,6 +158,10 @@ class Classes(Target):
         """Probabilities of the classes."""
         return logits.softmax(dim=-1)
 
+    def _blend(self, logits: Tensor, other: Tensor, share: Tensor) -> Tensor:
+        """Logarithms of the mean probabilities."""
+        return _log_mean(logits.log_softmax(dim=-1), other.log_softmax(dim=-1), share)
+
     def strata(self, y_N: Tensor) -> Tensor:
         """The classes."""
         return y_N
@@ -204,6 +223,11 @@ class Labels(Target):
     def predictions(self, logits: Tensor) -> Tensor:
         """The probability of each label."""
         return logits.sigmoid()
+
+    def _blend(self, logits: Tensor, other: Tensor, share: Tensor) -> Tensor:
+        """Log-odds of the mean probabilities."""
+        has, lacks = (_log_mean(F.logsigmoid(sign * logits), F.logsigmoid(sign * other), share) for sign in (1, -1))
+        return has - lacks
 
     def strata(self, y_N: Tensor) -> Tensor:
         """0 if any label is known, else -1."""
@@ -294,6 +318,11 @@ CLASSES, LABELS, NUMBERS = Classes(), Labels(), Numbers()
 def mean_of_known(value_NK: Tensor, known_NK: Tensor) -> Tensor:
     """The mean of an example's known values, (N,); 0 if it has none."""
     return torch.where(known_NK, value_NK, 0.0).sum(dim=-1) / known_NK.sum(dim=-1).clamp(min=1)
+
+
+def _log_mean(log_p: Tensor, log_q: Tensor, share: Tensor) -> Tensor:
+    """log((1 - s) p + s q)."""
+    return torch.logaddexp(log_p + torch.log1p(-share), log_q + share.log())
 
 
 def split_scores(batch: Batch, values: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:

@@ -53,6 +53,25 @@ def test_labels_with_gaps_by_hand() -> None:
     assert LABELS.predictions(logits.detach())[0].tolist() == pytest.approx([0.5, 0.99909, 0.75], abs=1e-5)
 
 
+def test_predictions_are_blended_by_hand() -> None:
+    share = torch.tensor(0.25)
+    one, other = torch.tensor([[0.8, 0.2]]).log() + 5, torch.tensor([[0.4, 0.6]]).log() - 3
+    assert CLASSES.predictions(CLASSES.blend(one, other, share))[0].tolist() == pytest.approx([0.7, 0.3])
+    odds = torch.tensor([0.8, 0.2]).logit()[None], torch.tensor([0.4, 0.6]).logit()[None]
+    assert LABELS.predictions(LABELS.blend(*odds, share))[0].tolist() == pytest.approx([0.7, 0.3])
+    assert NUMBERS.blend(torch.tensor([[1.0]]), torch.tensor([[5.0]]), share).tolist() == [[2.0]]
+
+
+@pytest.mark.parametrize("target", [CLASSES, LABELS, NUMBERS], ids=lambda target: target.name)
+def test_a_blend_is_one_of_the_two_at_its_ends_and_each_client_has_a_share(target) -> None:
+    one, other = torch.randn(3, 4, 2, generator=torch.Generator().manual_seed(1)), torch.full((3, 4, 2), -200.0)
+    one[0], other[1] = NAN, NAN  # what has no part in it does no harm
+    blend = target.blend(one, other, torch.tensor([1.0, 0.0, 0.5]).view(3, 1, 1))
+    assert torch.equal(blend[0], other[0])
+    assert torch.equal(blend[1], one[1])
+    assert blend[2].isfinite().all()
+
+
 def test_areas_and_precisions_are_those_of_scikit_learn() -> None:
     draw = torch.Generator().manual_seed(1)
     logits = torch.randn(2, 40, 3, generator=draw).mul(3).round() / 3  # with ties

@@ -63,9 +63,9 @@ class Twins(Mixing):
         personal = {name.replace("shared.", "personal.", 1): model for name, model in payload.parameters.items()}
         return dataclasses.replace(payload, parameters={**payload.parameters, **personal})
 
-    def model_for(self, clients: Sequence[int]) -> None:
+    def model_for(self, clients: Sequence[int]) -> Payload | None:
         """Nothing: the clients' personal models are their own."""
-        return
+        return None
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """The personal models are the result; the shared one is logged as ``global/...``."""
@@ -79,3 +79,29 @@ def shared_output(client: ClientModule, parameters: Parameters, batch: Batch, co
 
 
 shared_output.takes_stacks = True  # type: ignore[attr-defined]
+
+
+def blended_output(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> NetOutput:
+    """The mean of the two models' predictions, weighted with the share of the personal one that the server sent."""
+    return blended(client, part_outputs(client, parameters, batch), context.received["share"])
+
+
+blended_output.takes_stacks = True  # type: ignore[attr-defined]
+
+
+def part_outputs(client: ClientModule, parameters: Parameters, batch: Batch) -> tuple[NetOutput, NetOutput]:
+    """The outputs of the shared and of the personal model."""
+    return client.part_output("shared", parameters, batch), client.part_output("personal", parameters, batch)
+
+
+def blended(client: ClientModule, outputs: tuple[NetOutput, NetOutput], share: Tensor) -> NetOutput:
+    """The weighted mean of both predictions, with the personal model's embedding.
+
+    Args:
+        client: The client, whose task defines the mean.
+        outputs: Those of the shared and of the personal model.
+        share: The personal model's weight, a scalar, or (C,) for a stack of clients.
+    """
+    shared, personal = outputs
+    share = share[..., None, None].to(shared.logits.dtype)
+    return NetOutput(client.task.target.blend(shared.logits, personal.logits, share), personal.embedding)
