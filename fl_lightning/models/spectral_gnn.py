@@ -50,6 +50,9 @@ class SineEncoding(nn.Module):
 class SpectralAttention(nn.Module):
     """A layer of a transformer over the eigenvalues of each graph, then H filters of each.
 
+    The same number for all eigenvalues of a graph is a filter that nothing at an edge feels, so that the last layers
+    have no bias; nor have keys.
+
     Args:
         hidden_channels: D.
         num_heads: H, of which D is a multiple.
@@ -59,10 +62,10 @@ class SpectralAttention(nn.Module):
         super().__init__()
         self.num_heads = num_heads
         self.norms = nn.ModuleList(nn.LayerNorm(hidden_channels) for _ in range(2))
-        self.inputs = Linear(hidden_channels, 3 * hidden_channels)
+        self.inputs = Linear(hidden_channels, 3 * hidden_channels, bias=False)
         self.output = Linear(hidden_channels, hidden_channels)
-        self.layers = nn.ModuleList(Linear(hidden_channels, hidden_channels) for _ in range(2))
-        self.decoder = Linear(hidden_channels, num_heads)
+        self.layers = nn.ModuleList(Linear(hidden_channels, hidden_channels, bias=layer == 0) for layer in range(2))
+        self.decoder = Linear(hidden_channels, num_heads, bias=False)
 
     def forward(self, code_ND: Tensor, batch: GraphBatch, probability: float) -> Tensor:
         """Filters of encoded eigenvalues, which the nodes of a graph hold, (N, H)."""
@@ -92,7 +95,8 @@ class FilterEncoder(nn.Module):
 
     def __init__(self, num_heads: int, hidden_channels: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([Linear(num_heads, hidden_channels), Linear(hidden_channels, hidden_channels)])
+        widths = (num_heads, hidden_channels)
+        self.layers = nn.ModuleList(Linear(width, hidden_channels, bias=False) for width in widths)
         self.norms = nn.ModuleList(BatchNorm(hidden_channels) for _ in range(2))
 
     def forward(self, basis_EH: Tensor, mask_E: Tensor) -> Tensor:
@@ -112,7 +116,7 @@ class SpectralConvolution(nn.Module):
     def __init__(self, hidden_channels: int) -> None:
         super().__init__()
         self.message = Linear(hidden_channels, hidden_channels)
-        self.layers = nn.ModuleList(Linear(hidden_channels, hidden_channels) for _ in range(2))
+        self.layers = nn.ModuleList(Linear(hidden_channels, hidden_channels, bias=False) for _ in range(2))
         self.norms = nn.ModuleList(BatchNorm(hidden_channels) for _ in range(2))
 
     def forward(
