@@ -202,16 +202,29 @@ class SpectralGNN(nn.Module):
     def edge_weights(self, batch: GraphBatch, probability: float) -> Tensor:
         """Exponentials of the encoded filters at the edges, (D, E), whose shares at a node are the softmax."""
         facts_NS = node_facts(batch.edge_operator, spectrum, owner=batch.node_mask)
-        width = (facts_NS.shape[1] - 1) // 2
-        value_N, vector_NW = facts_NS[:, 0].to(batch.dtype), facts_NS[:, 1 : 1 + width].to(batch.dtype)
-        holder_NW = facts_NS[:, 1 + width :].long() + torch.arange(len(facts_NS), device=value_N.device)[:, None]
+        value_N = facts_NS[:, 0].to(batch.dtype)
         filter_NH = self.attention(self.eigenvalue_encoder(value_N), batch, probability)
-        entries = []
-        for filter_N in filter_NH.unbind(dim=1):
-            filtered_NW = vector_NW * filter_N[holder_NW.flatten()].view_as(vector_NW)
-            entries.append(edge_products(batch.edges, filtered_NW[None], vector_NW[None], owner=batch.node_mask)[0])
-        ones_1N1 = torch.ones_like(vector_NW[None, :, :1])
-        mask_E = edge_products(batch.edges, ones_1N1, ones_1N1, owner=batch.node_mask)[0] > 0
-        encoded_ED = dropout(self.filter_encoder(torch.stack(entries, dim=1), mask_E), batch.key, probability)
+        basis_EH, mask_E = filters_at_edges(filter_NH, facts_NS, batch)
+        encoded_ED = dropout(self.filter_encoder(basis_EH, mask_E), batch.key, probability)
         encoded_ED = encoded_ED.masked_fill(~mask_E[:, None], 0.0)  # padding may be anything, and its exponential inf
         return (encoded_ED - encoded_ED.detach().amax(dim=0)).exp().mT
+
+
+def filters_at_edges(filter_NH: Tensor, facts_NS: Tensor, batch: GraphBatch) -> tuple[Tensor, Tensor]:
+    """The entries of U φ_h(Λ) Uᵀ at the edges, (E, H), and which of them are no padding, (E,).
+
+    Args:
+        filter_NH: φ of the eigenvalues, which the nodes hold.
+        facts_NS: What :func:`~fl_lightning.kernels.node_facts.spectrum` finds.
+        batch: One client's graphs.
+    """
+    width = (facts_NS.shape[1] - 1) // 2
+    vector_NW = facts_NS[:, 1 : 1 + width].to(filter_NH)
+    holder_NW = facts_NS[:, 1 + width :].long() + torch.arange(len(facts_NS), device=facts_NS.device)[:, None]
+    entries = []
+    for filter_N in filter_NH.unbind(dim=1):
+        filtered_NW = vector_NW * filter_N[holder_NW.flatten()].view_as(vector_NW)
+        entries.append(edge_products(batch.edges, filtered_NW[None], vector_NW[None], owner=batch.node_mask)[0])
+    ones_1N1 = torch.ones_like(vector_NW[None, :, :1])
+    mask_E = edge_products(batch.edges, ones_1N1, ones_1N1, owner=batch.node_mask)[0] > 0
+    return torch.stack(entries, dim=1), mask_E

@@ -36,6 +36,7 @@ SLOW = functools.partial(SGD, lr=0.05)
 pytestmark = [
     pytest.mark.filterwarnings("ignore:DFedAvgM is for SGD with momentum"),
     pytest.mark.filterwarnings("ignore:the maps cannot make the clients agree"),
+    pytest.mark.filterwarnings("ignore:.*not use the graph's edge_weight"),
 ]
 learning = [kind for kind in STRATEGIES if kind.__name__ not in OF_NODES]
 
