@@ -211,7 +211,7 @@ def make_model() -> Callable[..., ClientModule]:
         gradient_clip_val: float | None = None,
         **net: Any,
     ) -> ClientModule:
-        # of a client whose edges are all alike FedSSP's filters have a gradient of 0 but for rounding, which Adam scales
+        # where all edges are alike the gradients of FedSSP's filters are 0 but for rounding, which Adam scales up
         fast = functools.partial(SGD, lr=0.1) if kind is FedSSP else functools.partial(Adam, lr=0.05, weight_decay=5e-4)
         optimizer = optimizer or fast
         client_class = getattr(kind, "client_class", kind)

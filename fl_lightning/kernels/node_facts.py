@@ -97,8 +97,9 @@ def walk_returns(matrix: Tensor, num_steps: int) -> Tensor:
     """diag((A D⁻¹)^k), k = 1 … ``num_steps``: how likely a random walk is back after k steps; 0 without neighbors.
 
     Example:
-        >>> pair = torch.tensor([[0.0, 1.0], [1.0, 0.0]]).to_sparse_csr()
-        >>> walk_returns(pair, 3)
+        >>> from fl_lightning.kernels.csr import csr_from_coo
+        >>> pair = torch.tensor([[0.0, 1.0], [1.0, 0.0]]).to_sparse()
+        >>> walk_returns(csr_from_coo(pair), 3)
         tensor([[0., 1., 0.],
                 [0., 1., 0.]], dtype=torch.float64)
     """
