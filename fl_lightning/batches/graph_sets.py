@@ -6,7 +6,7 @@ Shape legend: C clients, G graphs and N nodes of a client (padded), B graphs of 
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -15,9 +15,7 @@ from fl_lightning.batches.base import EXAMPLES, NODES, common_fields, pad
 from fl_lightning.batches.client_data import ClientData, joined_fields
 from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.batches.draws import DrawnBatch, DrawnCollator
-from fl_lightning.batches.graphs import GraphBatch, GraphCollator
-
-Pooling = Literal["sum", "mean", "max"]
+from fl_lightning.batches.graphs import GraphBatch, GraphCollator, Pooling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +59,12 @@ class GraphSetBatch(GraphBatch, DrawnBatch):
     Attributes:
         num_nodes: Number of nodes of each graph, which are consecutive, int64 (C, G); 0 for padding.
         graph_of: The graph of each node, int64 (C, N); any for padding.
+        most_nodes: No graph has more nodes.
     """
 
     num_nodes: Tensor = field(metadata=EXAMPLES)
     graph_of: Tensor = field(metadata=NODES)
+    most_nodes: int
 
     def pool(self, value_ND: Tensor, how: Pooling = "mean") -> Tensor:
         """Sum, mean or maximum over the nodes of each graph, (G, D), 0 for padding; also on a stack and under vmap."""
@@ -77,6 +77,16 @@ class GraphSetBatch(GraphBatch, DrawnBatch):
             return torch.where(count_G1 > 0, most_GD, 0.0)
         total_GD = value_ND.new_zeros(shape).scatter_add(-2, graph_ND, value_ND * mask_N1)
         return total_GD if how == "sum" else total_GD / count_G1.clamp(min=1)
+
+    def spread(self, value_GD: Tensor) -> Tensor:
+        """What each node's graph has, (N, D); also on a stack and under vmap."""
+        return value_GD.gather(-2, self.graph_of.unsqueeze(-1).expand(*self.graph_of.shape, value_GD.shape[-1]))
+
+    def slots(self) -> tuple[Tensor, Tensor]:
+        """The nodes of each graph in a row, (G, W), any for padding, and which of them are no padding."""
+        place_W = torch.arange(self.most_nodes, device=self.num_nodes.device)
+        first_G1 = (self.num_nodes.cumsum(dim=-1) - self.num_nodes).unsqueeze(-1)
+        return (first_G1 + place_W).clamp(max=self.graph_of.shape[-1] - 1), place_W < self.num_nodes.unsqueeze(-1)
 
     def _pick(self, key: Tensor, order: Tensor, drawn_mask: Tensor) -> "GraphSetBatch":
         """The graphs with the given indices, (C, B), some of which may be padding, and only their nodes."""
@@ -113,6 +123,7 @@ class GraphSetCollator(DrawnCollator):
         nodes = GraphCollator(unions, layout={"sparse_features": False}, device=self.device, dtype=self.dtype)
         return GraphSetBatch(
             num_nodes=pad([each.num_nodes_G for each in members], self.device),
+            most_nodes=max(int(each.num_nodes_G.max()) for each in members),
             graph_of=pad(
                 [torch.arange(each.size).repeat_interleave(each.num_nodes_G) for each in members], self.device
             ),

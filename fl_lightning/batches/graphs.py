@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,8 @@ from fl_lightning.kernels.edge_products import Edges
 from fl_lightning.kernels.edges import drop_edges, kept_columns, mask_columns
 from fl_lightning.kernels.randomness import subkey
 
+#: What is made of the nodes of a graph.
+Pooling = Literal["sum", "mean", "max"]
 #: Features with a smaller share of non-zeros are multiplied as sparse matrices (bag-of-words graphs).
 SPARSE_FEATURE_DENSITY = 0.05
 #: Metadata of an operator from nodes to nodes.
@@ -135,10 +137,28 @@ class GraphBatch(Batch):
         summed_ND = block_matmul(self.adjacency, scale_N1 * value_ND, owner=self.node_mask)
         return scale_N1 * summed_ND - value_ND * self.node_mask.unsqueeze(-1)
 
+    def pool(self, value_ND: Tensor, how: Pooling = "mean") -> Tensor:
+        """What the examples have, of what their nodes have: of nodes, which are examples themselves, the same."""
+        return value_ND
+
+    def spread(self, value_ND: Tensor) -> Tensor:
+        """What the nodes have, of what their examples have: the same again."""
+        return value_ND
+
+    def slots(self) -> tuple[Tensor, Tensor]:
+        """The nodes of each graph in a row, (G, W), and which of them are no padding; here there is one graph."""
+        place_N = torch.arange(self.node_mask.shape[-1], device=self.node_mask.device)
+        return place_N.expand_as(self.node_mask).unsqueeze(-2), self.node_mask.unsqueeze(-2)
+
+    @property
+    def edge_operator(self) -> BlockSparse:
+        """An (N, N) operator whose entries off the diagonal are the edges, whatever their values are."""
+        return self.adjacency if self.links is None else self.links
+
     @property
     def edges(self) -> Edges:
         """The edges, for products along them."""
-        return (self.adjacency if self.links is None else self.links).edges
+        return self.edge_operator.edges
 
     def augmented(self, number: int, *, edge_dropout: float, feature_dropout: float) -> "GraphBatch":
         """A random view of the graph, without some edges (Â is normalized again) and some features of all nodes.

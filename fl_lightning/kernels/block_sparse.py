@@ -4,6 +4,7 @@ Under ``torch.vmap`` over clients, :func:`block_matmul` stacks its dense operand
 one kernel for the message passing of a whole federation.
 """
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -31,6 +32,8 @@ class BlockSparse:
         self.matrix = matrix
         self.transposed = transposed
         self.num_blocks = num_blocks
+        self._facts: dict[tuple[Any, ...], Tensor] = {}
+        self._origin: tuple[BlockSparse, Tensor, Tensor | None] | None = None
 
     @classmethod
     def from_coordinates(
@@ -70,6 +73,21 @@ class BlockSparse:
         """What is not zero off the diagonal of square blocks, for products along edges."""
         return Edges(self.matrix, self.num_blocks)
 
+    def facts(self, find: Callable[..., Tensor], *settings: int) -> Tensor:
+        """What a function finds of the rows of a square matrix, (C·N, S), see ``kernels/node_facts.py``.
+
+        Of an operator that was selected or moved from another one it is that one's rows.
+        """
+        asked = (find, *settings)
+        if asked not in self._facts:
+            if self._origin is None:
+                self._facts[asked] = find(self.matrix, *settings).to(self.matrix.device)
+            else:
+                origin, rows, mask = self._origin
+                found = origin.facts(*asked)[rows]
+                self._facts[asked] = found if mask is None else found * mask.unsqueeze(-1)
+        return self._facts[asked]
+
     def multiply(self, x: Tensor, *, transpose: bool = False) -> Tensor:
         """What :func:`block_matmul` returns, without a gradient and not under ``vmap``."""
         matrix = self.transposed if transpose else self.matrix
@@ -99,7 +117,10 @@ class BlockSparse:
         matrix = _select(self.matrix, self.num_blocks, blocks, (num_rows, width))
         is_symmetric = self.transposed is self.matrix
         transposed = matrix if is_symmetric else _select(self.transposed, self.num_blocks, blocks, (width, num_rows))
-        return BlockSparse(matrix, transposed, len(blocks))
+        selected = BlockSparse(matrix, transposed, len(blocks))
+        first_B1 = (blocks * (len(self.matrix) // self.num_blocks))[:, None]
+        selected._origin = self, (first_B1 + torch.arange(num_rows, device=blocks.device)).flatten(), None
+        return selected
 
     def moved(self, rows: Tensor, mask: Tensor) -> "BlockSparse":
         """Some rows of every square block with the like columns, in another order.
@@ -113,13 +134,14 @@ class BlockSparse:
         matrix = _moved(self.matrix, self.num_blocks, rows, mask)
         is_symmetric = self.transposed is self.matrix
         transposed = matrix if is_symmetric else _moved(self.transposed, self.num_blocks, rows, mask)
-        return BlockSparse(matrix, transposed, self.num_blocks)
+        moved = BlockSparse(matrix, transposed, self.num_blocks)
+        moved._origin = self, _rows_of_all(rows, self.num_blocks, len(self.matrix)), mask.flatten()
+        return moved
 
 
 def _moved(matrix: Tensor, num_blocks: int, rows: Tensor, mask: Tensor) -> Tensor:
     """:meth:`BlockSparse.moved` of a block-diagonal CSR matrix: columns move as far as the rows that they are in."""
-    block_B1 = torch.arange(num_blocks, device=rows.device)[:, None]
-    old = (rows.view(num_blocks, -1) + block_B1 * (matrix.shape[0] // num_blocks)).flatten()
+    old = _rows_of_all(rows, num_blocks, len(matrix))
     crow = matrix.crow_indices().long()
     count = torch.where(mask.flatten(), crow[old + 1] - crow[old], 0)
     end = count.cumsum(0)
@@ -129,6 +151,12 @@ def _moved(matrix: Tensor, num_blocks: int, rows: Tensor, mask: Tensor) -> Tenso
     crow = torch.nn.functional.pad(end.int(), (1, 0))
     size = (len(old), len(old))
     return torch.sparse_csr_tensor(crow, col, matrix.values()[source], size, check_invariants=False)
+
+
+def _rows_of_all(rows: Tensor, num_blocks: int, num_rows: int) -> Tensor:
+    """Rows of each block, (C, M) or (M,), by their numbers in the whole matrix of so many rows, (C·M,)."""
+    block_B1 = torch.arange(num_blocks, device=rows.device)[:, None]
+    return (rows.view(num_blocks, -1) + block_B1 * (num_rows // num_blocks)).flatten()
 
 
 def _select(matrix: Tensor, num_blocks: int, blocks: Tensor, shape: tuple[int, int]) -> Tensor:

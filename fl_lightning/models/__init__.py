@@ -4,6 +4,7 @@ from fl_lightning.models.adaptive_gcn import AdaptiveGCN
 from fl_lightning.models.augmented_gcn import AugmentedGCN
 from fl_lightning.models.batch_norm import BatchNorm
 from fl_lightning.models.cnn import CNN
+from fl_lightning.models.decoupled_gin import DecoupledGIN
 from fl_lightning.models.disentangled_gcn import DisentangledGCN
 from fl_lightning.models.expanded_gcn import ExpandedGCN
 from fl_lightning.models.gcn import GCN, NormalizedGCN
@@ -15,6 +16,7 @@ from fl_lightning.models.output import NetOutput
 from fl_lightning.models.plain import PlainNet, PyGNet
 from fl_lightning.models.pooled_gcn import PooledGCN
 from fl_lightning.models.projection_gcn import ProjectionGCN
+from fl_lightning.models.spectral_gnn import SpectralGNN
 from fl_lightning.models.structure_proxy import ProxySAGE
 from fl_lightning.models.twin import Twin
 
@@ -25,6 +27,7 @@ __all__ = [
     "AdaptiveGCN",
     "AugmentedGCN",
     "BatchNorm",
+    "DecoupledGIN",
     "DisentangledGCN",
     "ExpandedGCN",
     "GRUForecaster",
@@ -38,5 +41,6 @@ __all__ = [
     "ProjectionGCN",
     "ProxySAGE",
     "PyGNet",
+    "SpectralGNN",
     "Twin",
 ]

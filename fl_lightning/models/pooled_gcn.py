@@ -1,6 +1,7 @@
 """A graph convolutional network for whole graphs: its output for their nodes is pooled."""
 
-from fl_lightning.batches.graph_sets import GraphSetBatch, Pooling
+from fl_lightning.batches.graph_sets import GraphSetBatch
+from fl_lightning.batches.graphs import Pooling
 from fl_lightning.models.gcn import GCN
 from fl_lightning.models.output import NetOutput
 

@@ -18,9 +18,13 @@ Route = Literal["shared", "local", "soft", "hard"]
 
 
 class Routes:
-    """The shared copies' shares in a forward pass, (..., N, layers), or one number for all layers."""
+    """The shared copies' shares in a forward pass, (..., N, layers), or one number for all layers.
+
+    Nodes have the shares of their examples.
+    """
 
     shares: Tensor | float = 1.0
+    of_nodes: Tensor | float = 1.0
 
 
 class RoutedLayer(nn.Module):
@@ -41,7 +45,7 @@ class RoutedLayer(nn.Module):
 
     def forward(self, *inputs: object) -> Tensor:
         """Mix the outputs of both copies, or run only the one that counts."""
-        shares = self.routes.shares
+        shares = self.routes.of_nodes if isinstance(self.shared, GraphConvolution) else self.routes.shares
         if isinstance(shares, float):
             only: Tensor = (self.shared if shares else self.local)(*inputs)
             return only
@@ -52,12 +56,13 @@ class RoutedLayer(nn.Module):
 
 
 class Policy(nn.Module):
-    """Maps an example to the probability of the shared copy in each layer; for nodes, its first layer is a convolution.
+    """Maps an example to the probability of the shared copy in each layer; for graphs its first layer is a convolution.
 
     Args:
         in_channels: Width of the inputs.
         num_layers: Number of routed layers.
-        is_graph: Whether examples are nodes; they are routed by their own and their neighbors' features.
+        is_graph: Whether examples are nodes or whole graphs; nodes are routed by their own and their neighbors'
+            features, whole graphs by the mean over their nodes.
         hidden_channels: Width of the hidden layer.
     """
 
@@ -69,11 +74,11 @@ class Policy(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """Probabilities, (..., N, num_layers)."""
         if isinstance(batch, GraphBatch):
-            hidden = self.first(None, batch)
+            hidden = batch.pool(self.first(None, batch).relu())
         else:
             x: Tensor = batch.x  # type: ignore[attr-defined]
-            hidden = self.first(x.flatten(batch.example_mask.dim()))
-        shares: Tensor = self.last(hidden.relu()).sigmoid()
+            hidden = self.first(x.flatten(batch.example_mask.dim())).relu()
+        shares: Tensor = self.last(hidden).sigmoid()
         return shares
 
 
@@ -118,14 +123,16 @@ class Routed(nn.Module):
         """Run the net on a route; by default the policy's choice, example by example."""
         if route in ("soft", "hard"):
             shares = self.policy(batch)
-            self.routes.shares = (shares >= 0.5).to(shares.dtype) if route == "hard" else shares
+            shares = (shares >= 0.5).to(shares.dtype) if route == "hard" else shares
+            self.routes.shares = shares
+            self.routes.of_nodes = batch.spread(shares) if isinstance(batch, GraphBatch) else shares
         else:
-            self.routes.shares = 1.0 if route == "shared" else 0.0
+            self.routes.shares = self.routes.of_nodes = 1.0 if route == "shared" else 0.0
         try:
             output: NetOutput = self.net(batch)
             return output
         finally:
-            self.routes.shares = 1.0
+            self.routes.shares = self.routes.of_nodes = 1.0
 
 
 def run_route(net: nn.Module, parameters: Mapping[str, Tensor], batch: Batch, route: Route) -> NetOutput:

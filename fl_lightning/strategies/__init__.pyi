@@ -36,6 +36,8 @@ from fl_lightning.strategies.mixing.fedrep import FedRep as FedRep
 from fl_lightning.strategies.mixing.fedsage import FedSage as FedSage
 from fl_lightning.strategies.mixing.fedsage_plus import FedSagePlus as FedSagePlus
 from fl_lightning.strategies.mixing.fedspray import FedSpray as FedSpray
+from fl_lightning.strategies.mixing.fedssp import FedSSP as FedSSP
+from fl_lightning.strategies.mixing.fedstar import FedStar as FedStar
 from fl_lightning.strategies.mixing.fedtad import FedTAD as FedTAD
 from fl_lightning.strategies.mixing.fggp import FGGP as FGGP
 from fl_lightning.strategies.mixing.fgssl import FGSSL as FGSSL

@@ -23,8 +23,8 @@ class GraphTask(DrawnTask):
     def default_net(
         self, num_features: int | tuple[int, ...], local: type[nn.Module] | None = None
     ) -> Callable[..., nn.Module]:
-        """A GCN that pools."""
-        return PooledGCN
+        """The strategy's own, if it pools, or a GCN that pools."""
+        return local if local is not None and getattr(local, "pools", False) else PooledGCN
 
     def check_net(self, net: nn.Module) -> None:
         """Refuse a net whose outputs are for nodes."""

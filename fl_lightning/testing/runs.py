@@ -129,10 +129,16 @@ class _Fails(Callback):
 
     def on_clients(self, trainer: Trainer, clients: tuple[Any, ...]) -> tuple[Any, ...]:
         """Spoil the client's inputs."""
-        inputs = next(name for name in ("x_NF", "x_NX") if hasattr(clients[FAILING], name))
-        nan = torch.full_like(getattr(clients[FAILING], inputs), torch.nan)
-        spoiled = dataclasses.replace(clients[FAILING], **{inputs: nan})
+        spoiled = _spoiled(clients[FAILING])
         return (*clients[:FAILING], spoiled, *clients[FAILING + 1 :])
+
+
+def _spoiled(held: Any) -> Any:
+    """What a client holds, with inputs of nan; of many graphs those of their union."""
+    if hasattr(held, "union"):
+        return dataclasses.replace(held, union=_spoiled(held.union))
+    inputs = next(name for name in ("x_NF", "x_NX") if hasattr(held, name))
+    return dataclasses.replace(held, **{inputs: torch.full_like(getattr(held, inputs), torch.nan)})
 
 
 class _Absent(Participation):

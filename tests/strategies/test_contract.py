@@ -37,6 +37,7 @@ TINY = {
     "warmup_rounds": 1,
     "refresh_every": 2,
     "hidden_channels": 8,
+    "mean_weight": 1.0,
     "diffusion_lr": 0.01,
     "hypernetwork_lr": 0.01,
     "topology": Complete(),  # the same neighbors whatever the order of the clients

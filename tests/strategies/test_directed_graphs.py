@@ -28,12 +28,13 @@ from fl_lightning.strategies import (
     FedGNN,
     FedPer,
     FedSagePlus,
+    FedSSP,
     FedTAD,
 )
 
 ON_GRAPHS = [kind for kind in STRATEGIES if kind.needs_graphs or kind is FedAvg]
 #: Refuse directed graphs.
-BOTH_WAYS = [FedSagePlus, FedTAD, FGGP]
+BOTH_WAYS = [FedSagePlus, FedSSP, FedTAD, FGGP]
 
 
 def directed(graphs: Sequence[ClientGraph], *, weighted: bool = False) -> list[ClientGraph]:

@@ -1,5 +1,6 @@
 """GCFL and GCFL+: when a cluster is cut, and who is in which."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -7,10 +8,20 @@ import torch
 from both_executors import both_executors
 from grouped_clients import grouped_clients
 from saving import SavesAfter
+from task_data import graphs_of
+from torch.optim import SGD
 
-from fl_lightning import Participation, Payload, SequentialExecutor
+from fl_lightning import (
+    ClientModule,
+    FederatedDataModule,
+    Participation,
+    Payload,
+    SequentialExecutor,
+    StackedExecutor,
+)
 from fl_lightning.callbacks import CommunicationLedger
 from fl_lightning.federation import Federation
+from fl_lightning.models import PooledGCN
 from fl_lightning.relations.minimum_cut import minimum_cut
 from fl_lightning.strategies import GCFL, FedAvg, FedPer, GCFLPlus
 
@@ -236,3 +247,45 @@ def test_bytes_are_fedavgs(fit) -> None:
 def test_settings(kind, settings, message) -> None:
     with pytest.raises(ValueError, match=message):
         kind(**settings)
+
+
+# ------------------------------------------------------------------ its own setting: many graphs for each client
+
+#: The paper's settings: 0.05 and 0.1 are lengths of updates there, of an epoch of Adam at 0.001.
+PAPER = {"thresholds": "absolute", "mean_threshold": 0.05, "max_threshold": 0.1, "num_epochs": 1}
+
+
+@pytest.fixture(scope="module")
+def opposed_sets() -> FederatedDataModule:
+    """Six clients with rings and stars, half of whom call the rings stars."""
+    clients = graphs_of(6)
+    for own in clients[1::2]:
+        for graph in own:
+            graph.y = 1 - graph.y
+    data = FederatedDataModule(clients, batch_size=4)
+    data.setup()
+    return data
+
+
+@pytest.mark.full
+def test_clients_that_name_graphs_otherwise_are_parted(opposed_sets, make_trainer) -> None:
+    strategy, accuracy = GCFL(warmup_rounds=3, mean_threshold=0.9, max_threshold=0.0), []
+    for each in (strategy, FedAvg()):
+        trainer = make_trainer(num_rounds=20, executor=StackedExecutor(max_padding=0.9), seed=1)
+        model = functools.partial(PooledGCN, hidden_channels=8, num_layers=2, dropout=0.0)
+        client = ClientModule(model, functools.partial(SGD, lr=0.1))
+        accuracy.append(trainer.fit(client, opposed_sets, each)["test/acc"])
+    cluster_C = strategy.server["cluster"]
+    assert not set(cluster_C[::2].tolist()) & set(cluster_C[1::2].tolist())
+    assert accuracy[0] > accuracy[1] + 0.2
+
+
+@pytest.mark.parametrize("kind", [GCFL, GCFLPlus])
+def test_the_papers_thresholds_are_lengths(kind) -> None:
+    """A cluster is cut where updates cancel out, and one of them is long enough."""
+    strategy = server(kind, num_clients=4, **PAPER, **({"series_length": 2} if kind is GCFLPlus else {}))
+    for scale, clusters in ((0.09, 1), (0.09, 1), (0.11, 2), (0.11, 2)):
+        lengths = (1.0, -1.0, 1.0, -1.0) if kind is GCFL else (1.0, -1.0, 0.9, -0.9)
+        updates = {client: (scale * length, 0.0) for client, length in enumerate(lengths)}
+        strategy.aggregate(strategy.training(0), answer(strategy, updates))
+        assert strategy.metrics()["server/clusters"] == clusters

@@ -1,0 +1,107 @@
+"""Every strategy on clients that hold many graphs: it learns under both executors, or says why it is not for them."""
+
+import functools
+from typing import Any
+
+import pytest
+from strategies.test_contract import STRATEGIES, every_strategy, tiny
+from task_data import graph_data
+from torch.optim import SGD, Adam
+
+from fl_lightning import FederatedDataModule, SequentialExecutor, StackedExecutor
+from fl_lightning.models import PooledGCN
+from fl_lightning.relations.topology import Ring
+from fl_lightning.strategies import FedBN, Oracle, Strategy
+
+#: Those whose papers are about the nodes of one graph: its missing edges, its neighborhoods, labels of neighbors.
+OF_NODES = {
+    "AdaFGL",
+    "FGGP",
+    "FGSSL",
+    "FedAux",
+    "FedGNN",
+    "FedGTA",
+    "FedIIH",
+    "FedPub",
+    "FedSage",
+    "FedSagePlus",
+    "FedSpray",
+    "FedTAD",
+    "S2FGL",
+}
+GROUPS = [0, 1, 0]
+#: Adam would make a step of a gradient that is 0 but for rounding.
+SLOW = functools.partial(SGD, lr=0.05)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:DFedAvgM is for SGD with momentum"),
+    pytest.mark.filterwarnings("ignore:the maps cannot make the clients agree"),
+    pytest.mark.filterwarnings("ignore:.*not use the graph's edge_weight"),
+]
+learning = [kind for kind in STRATEGIES if kind.__name__ not in OF_NODES]
+
+
+@pytest.fixture(scope="module")
+def graph_sets() -> FederatedDataModule:
+    """Three clients with rings and stars, in mini-batches."""
+    return graph_data(batch_size=4, relation_graph=Ring())
+
+
+def strategy_of(kind: type[Strategy]) -> Strategy:
+    return Oracle(groups=GROUPS) if kind is Oracle else tiny(kind)
+
+
+def net_of(kind: type[Strategy]) -> Any:
+    own = kind.default_net
+    if getattr(own, "pools", False):
+        return functools.partial(own, hidden_channels=8, dropout=0.0)  # type: ignore[misc]
+    return functools.partial(PooledGCN, hidden_channels=8, dropout=0.0, batch_norm=kind is FedBN)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", learning, ids=lambda kind: kind.__name__)
+def test_it_learns(kind, graph_sets, make_trainer) -> None:
+    trainer = make_trainer(num_rounds=6, executor=StackedExecutor(max_padding=0.9))
+    client = kind.client_class(net_of(kind), functools.partial(Adam, lr=0.02))
+    result = trainer.fit(client, graph_sets, strategy_of(kind))
+    first, *_, last = trainer.run.history
+    assert last["train/loss"] < 0.95 * first["train/loss"]
+    assert result["test/acc"] > 0.6  # by chance: 0.5
+    assert result["test/acc"] == trainer.run.history[int(result["best_round"])]["test/acc"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", learning, ids=lambda kind: kind.__name__)
+def test_both_executors_agree(kind, graph_sets, make_trainer, assert_same) -> None:
+    runs = []
+    for executor in (StackedExecutor(max_padding=0.9), SequentialExecutor()):
+        trainer = make_trainer(num_rounds=2, executor=executor, precision="64-true")
+        result = trainer.fit(kind.client_class(net_of(kind), SLOW), graph_sets, strategy_of(kind))
+        runs.append((trainer.run.history, result, trainer.run.strategy.state_dict()))
+    assert_same(*runs, tolerance=1e-6)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", learning, ids=lambda kind: kind.__name__)
+def test_its_defaults_run(kind, graph_sets, make_trainer) -> None:
+    """With nothing set but the data, and the groups where they must be known."""
+    trainer = make_trainer(num_rounds=1)
+    result = trainer.fit(None, graph_sets, Oracle(groups=GROUPS) if kind is Oracle else tiny(kind))
+    assert 0 <= result["test/acc"] <= 1
+
+
+def test_those_of_nodes_are_known() -> None:
+    assert {kind.__name__ for kind in STRATEGIES if kind.needs_nodes} == OF_NODES
+
+
+@every_strategy
+def test_those_of_nodes_refuse_by_name(kind, graph_sets, make_trainer) -> None:
+    if kind.__name__ not in OF_NODES:
+        kind().check_task(graph_sets.task)
+        return
+    message = (
+        f"^{kind.__name__} is for clients that hold graphs whose nodes are the examples, but these learn of graphs: "
+        "choose a source of one graph for each client, or another strategy$"
+    )
+    with pytest.raises(ValueError, match=message):
+        make_trainer().fit(None, graph_sets, kind())
