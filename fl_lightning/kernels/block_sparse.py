@@ -84,7 +84,7 @@ class BlockSparse:
                 self._facts[asked] = find(self.matrix, *settings).to(self.matrix.device)
             else:
                 origin, rows, mask = self._origin
-                found = origin.facts(*asked)[rows]
+                found = origin.facts(find, *settings)[rows]
                 self._facts[asked] = found if mask is None else found * mask.unsqueeze(-1)
         return self._facts[asked]
 

@@ -82,7 +82,7 @@ def components(matrix: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     place_M = torch.empty_like(order_M)
     place_M[order_M] = torch.arange(len(order_M)) - first_L.repeat_interleave(size_L)
     row, column, end_L = row[order_E], column[order_E], edges_L.cumsum(0)
-    for size in size_L.unique().tolist():
+    for size in sorted(set(size_L.tolist())):
         for label_B in (size_L == size).nonzero().flatten().split(max(1, MOST_NUMBERS // size**2)):
             if size == 1:
                 continue
