@@ -1,4 +1,4 @@
-"""FedStar: what clients know of the shape of graphs is averaged, what they know of features stays at home.
+"""FedStar: what clients know of the shape of graphs is averaged, what they know of features is kept local.
 
 Tan, Liu, Long, Jiang, Lu, Zhang: "Federated Learning on Non-IID Graphs via Structural Knowledge Sharing", AAAI 2023.
 Clients whose features mean different things still have graphs of nodes and edges. A client's net has two channels
