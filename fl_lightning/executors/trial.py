@@ -99,7 +99,7 @@ def check_batches_of_one(client: ClientModule, collator: Collator, clients: Sequ
         if TOO_FEW not in str(error):
             return  # it occurs once more, and is reported then
         client_data = collator.client_data(first)
-        more = f"; {len(alone) - 1} more clients have one, too" if len(alone) > 1 else ""
+        more = f"; so do {len(alone) - 1} more" if len(alone) > 1 else ""
         if client_data.num_examples == 1:
             remedy = "give it more training examples (data.splitter, data.partitioner), or take a net without BatchNorm"
         else:

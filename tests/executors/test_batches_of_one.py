@@ -71,7 +71,7 @@ def test_the_remedies_train(make_trainer, executor, net, remedy) -> None:
 @pytest.mark.parametrize("settings", [{}, {"batch_size": 4}, {"batch_size": 4, "steps_per_epoch": 2}])
 def test_a_client_with_one_training_example_is_refused(make_trainer, executor, settings) -> None:
     _, run = fit(make_trainer, executor, functools.partial(MLP, batch_norm=True), (8, 1, 1), **settings)
-    with pytest.raises(ValueError, match=r"client 'b' .*so have 1 more.*data\.splitter"):
+    with pytest.raises(ValueError, match=r"client 'b' .*so do 1 more.*data\.splitter"):
         run()
 
 
