@@ -78,7 +78,7 @@ class BlockSparse:
 
         Of an operator that was selected or moved from another one it is that one's rows.
         """
-        asked = (find, *settings)
+        asked: tuple[Any, ...] = (find, *settings)
         if asked not in self._facts:
             if self._origin is None:
                 self._facts[asked] = find(self.matrix, *settings).to(self.matrix.device)

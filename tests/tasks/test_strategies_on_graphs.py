@@ -100,7 +100,7 @@ def test_those_of_nodes_refuse_by_name(kind, graph_sets, make_trainer) -> None:
         kind().check_task(graph_sets.task)
         return
     message = (
-        f"^{kind.__name__} is for clients that hold graphs whose nodes are the examples, but these learn of graphs: "
+        f"^{kind.__name__} is for clients with graphs whose nodes are the examples, but here the examples are graphs: "
         "choose a source of one graph for each client, or another strategy$"
     )
     with pytest.raises(ValueError, match=message):
