@@ -203,7 +203,7 @@ def site_files(seed: int, make: dict[str, Any]) -> Iterator[tuple[str, bool]]:
                 response = Message.read(site.respond(Message(kind="load", about={"state": path.stem}).wire))
                 survived = response.kind == "failure" or path.suffix != ".state" or path.read_bytes() == content
             except ValueError as error:
-                survived = "bring it back" in str(error)
+                survived = "restore it" in str(error)
             yield f"{path.name}, version {index}", survived
             for other, right in whole.items():
                 other.write_bytes(right)

@@ -33,8 +33,9 @@ GRAPH_NETS: dict[str, dict[str, Any]] = {
     "DisentangledGCN": {"hidden_channels": 3, "num_layers": 3, "num_iterations": 2, "dropout": 0.0},
     "PyGNet": {"architecture": "torch_geometric.nn.GCN", "arguments": {"hidden_channels": 5, "num_layers": 2}},
 }
-#: Names of the package that are no such nets.
-OTHERS = {"CNN", "MLP", "BatchNorm", "GRUForecaster", "LinearModel", "NetOutput", "PlainNet", "PooledGCN", "Twin"}
+#: Names of the package that are no such nets, and nets of clients that hold sets of graphs.
+OTHERS = {"CNN", "MLP", "BatchNorm", "GRUForecaster", "LinearModel", "NetOutput", "PlainNet", "Twin"}
+OTHERS |= {"DecoupledGIN", "PooledGCN", "SpectralGNN"}
 #: Those whose logits are a GCN's, but for what is said of each below.
 LIKE_GCN = ("GCN", "NormalizedGCN", "MaskedGCN", "ProjectionGCN", "ExpandedGCN", "AdaptiveGCN", "AugmentedGCN")
 
