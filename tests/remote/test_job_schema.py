@@ -50,6 +50,10 @@ def test_every_configuration_is_a_job(path, registry) -> None:
         with pytest.raises(NotAJob, match="is not a class that a job may name here"):
             job.check(registry)
         return
+    if path.name == "pooled_cora.yaml":
+        with pytest.raises(NotAJob, match="which sites do not give away"):
+            job.check(registry)
+        return
     again = Job.read(job.write())
     again.check(registry)
     assert again == job
