@@ -58,6 +58,11 @@ class ClientData(ABC):
         shape = tuple(self.inputs.shape[1:])
         return shape[0] if len(shape) == 1 else shape
 
+    @property
+    def global_idx_N(self) -> Tensor | None:
+        """Index of each example among those of all clients, int64, if clients may have some in common; else None."""
+        return None
+
     @classmethod
     def pooled(cls, members: Sequence[Self]) -> Self:
         """What some clients hold as if one held it: their examples one after another, with their roles."""

@@ -77,6 +77,11 @@ class ClientGraph(ClientData):
         """Features of a node."""
         return self.x_NF.shape[1]
 
+    @property
+    def global_idx_N(self) -> Tensor:
+        """Those of its nodes in the global graph."""
+        return self.node_idx_N
+
     @classmethod
     def pooled(cls, members: Sequence[Self]) -> Self:
         """Their graphs as one without edges between them; ``node_idx_N`` does not ascend, and may have a node twice."""

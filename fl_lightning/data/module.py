@@ -16,7 +16,7 @@ from fl_lightning.data.allocation import Allocation, Asked
 from fl_lightning.data.partition.partitioners import Partitioner
 from fl_lightning.data.partition.table import PartitionTable
 from fl_lightning.data.settings import check_count, check_folder, check_seed
-from fl_lightning.data.sources.base import GraphSource, Source
+from fl_lightning.data.sources.base import Source
 from fl_lightning.data.sources.folders import cache_folder, data_root
 from fl_lightning.data.sources.own import as_source
 from fl_lightning.data.split import ClientSplit, GlobalSplit, Splitter
@@ -272,8 +272,7 @@ class FederatedDataModule(LightningDataModule, Counted):
         Raises:
             ValueError: The clients' graphs are no parts of one.
         """
-        by = getattr(self.partitioner, "attribute", None)
-        if not isinstance(self.source, GraphSource) or (by is not None and by == self.source.clients_by):
+        if not self.source.is_cut_by(self.partitioner):
             raise ValueError(
                 f"strategy.graph is 'whole', but {type(self.source).__name__} is no graph that was cut into clients: "
                 "set it to 'cut'"

@@ -6,7 +6,7 @@ Shape legend: M nodes of all clients, U different ones among them, N nodes of th
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -60,8 +60,7 @@ def pool_of(clients: Sequence[ClientData], training: Sequence[int], whole_graph:
     pooled = type(members[0]).pooled(members)
     if whole_graph is None:
         return Pool(client_data=pooled, num_contradictory=len(twice_I))
-    assert isinstance(pooled, ClientGraph)
-    whole, row_M = merged(pooled, whole_graph)
+    whole, row_M = merged(cast("ClientGraph", pooled), whole_graph)
     rows = torch.split(row_M, [client.size for client in clients])
     return Pool(client_data=whole, rows=rows, num_contradictory=len(twice_I))
 
@@ -107,13 +106,14 @@ def merged(pooled: ClientGraph, graph: Data) -> tuple[ClientGraph, Tensor]:
 
 def _of_role(client: ClientData, mask_N: Tensor) -> Tensor:
     """The nodes of a client in a mask, by their indices in the global graph; no two clients have an example else."""
-    return client.node_idx_N[mask_N] if isinstance(client, ClientGraph) else torch.empty(0, dtype=torch.int64)
+    idx_N = client.global_idx_N
+    return torch.empty(0, dtype=torch.int64) if idx_N is None else idx_N[mask_N]
 
 
 def _roles(client: ClientData, left_out_I: Tensor | None) -> dict[str, Any]:
     """The masks of a client in a pool: its training examples, but for some nodes; none where it does not train."""
     nobody_N = torch.zeros_like(client.train_mask_N)
     train_mask_N = nobody_N if left_out_I is None else client.train_mask_N
-    if isinstance(client, ClientGraph) and left_out_I is not None:
-        train_mask_N = train_mask_N & ~torch.isin(client.node_idx_N, left_out_I)
+    if client.global_idx_N is not None and left_out_I is not None:
+        train_mask_N = train_mask_N & ~torch.isin(client.global_idx_N, left_out_I)
     return {"train_mask_N": train_mask_N, "val_mask_N": nobody_N, "test_mask_N": nobody_N}

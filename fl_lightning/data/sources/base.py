@@ -70,6 +70,10 @@ class Source(Counted, ABC):
         """What one process of a machine makes and caches before the others read; None for nothing."""
         return None
 
+    def is_cut_by(self, partitioner: Partitioner | None) -> bool:
+        """Whether the clients are parts of one graph, which a partitioner cuts."""
+        return False
+
     @abstractmethod
     def allocate(self, asked: Asked, prepared: Any) -> Allocation:
         """What each client holds.
@@ -173,6 +177,11 @@ class GraphSource(Source):
                 f"data.partitioner is missing: {type(self).__name__} is one graph, which has to be cut into clients"
             )
         return given
+
+    def is_cut_by(self, partitioner: Partitioner | None) -> bool:
+        """Unless its graphs are clients themselves."""
+        by = getattr(partitioner, "attribute", None)
+        return by is None or by != self.clients_by
 
     def all_identity(self, asked: Asked) -> dict[str, Any]:
         """Everything that graph, partition and split depend on besides the graph's content, as JSON-ready values."""
