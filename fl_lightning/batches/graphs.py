@@ -24,6 +24,19 @@ from fl_lightning.kernels.randomness import subkey
 
 #: What is made of the nodes of a graph.
 Pooling = Literal["sum", "mean", "max"]
+
+
+def check_pooling(pooling: Pooling) -> Pooling:
+    """Return the pooling.
+
+    Raises:
+        ValueError: It is none of those there are.
+    """
+    if pooling not in ("sum", "mean", "max"):
+        raise ValueError(f"pooling must be sum, mean or max, got {pooling!r}")
+    return pooling
+
+
 #: Features with a smaller share of non-zeros are multiplied as sparse matrices (bag-of-words graphs).
 SPARSE_FEATURE_DENSITY = 0.05
 #: Metadata of an operator from nodes to nodes.

@@ -16,18 +16,23 @@ from fl_lightning.round.client import ClientModule
 
 
 def handed_over(client: ClientModule) -> SequentialExecutor | None:
-    """The sequential executor for a client with hooks of its own, or a net that cannot handle padding or stacks."""
-    name = type(client).__name__
+    """The sequential executor for a client that does not fit on a stack."""
+    why = why_one_by_one(client)
+    return _one_by_one(why) if why else None
+
+
+def why_one_by_one(client: ClientModule) -> str:
+    """Why a client does not fit on a stack, by its own hooks and nets; empty if nothing is known against it."""
     if any(map(has_torch_norms, client.nets)):
-        return _one_by_one(
+        return (
             "model.net has torch.nn's BatchNorm or InstanceNorm, which would count the padding of a stack "
             "(fl_lightning.models.BatchNorm leaves padding out)"
         )
     if hooks := overridden(client, SEQUENTIAL):
-        return _one_by_one(f"{name} overrides {', '.join(hooks)}, which the stacked executor does not call")
+        return f"{type(client).__name__} overrides {', '.join(hooks)}, which the stacked executor does not call"
     if plain := [part for net in client.nets for part in plain_parts(net)]:
-        return _one_by_one(f"{plain[0].plain_name} is a net of plain PyG layers")
-    return None
+        return f"{plain[0].plain_name} is a net of plain PyG layers"
+    return ""
 
 
 def handed_over_after_trial(

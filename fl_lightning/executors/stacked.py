@@ -20,15 +20,14 @@ from fl_lightning.executors.budget import client_bytes
 from fl_lightning.executors.failure import failure_of
 from fl_lightning.executors.group import GroupTraining, Knowledge, context_of
 from fl_lightning.executors.grouping import Groups
-from fl_lightning.executors.hand_over import handed_over, handed_over_after_trial
-from fl_lightning.executors.hooks import SEQUENTIAL, overridden
+from fl_lightning.executors.hand_over import handed_over, handed_over_after_trial, why_one_by_one
 from fl_lightning.executors.private import SPENT, check_private_stage
 from fl_lightning.executors.stack import ClientStack, rows_of
 from fl_lightning.executors.stacked_clients import StackedClients
 from fl_lightning.executors.stage_request import StageRequest, StageResult
 from fl_lightning.executors.storage import in_memory, on_disk
 from fl_lightning.executors.time_limit import within
-from fl_lightning.models.batch_norm import has_torch_norms, statistics_of
+from fl_lightning.models.batch_norm import statistics_of
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.payload import Payload, concatenate, finite_rows
 from fl_lightning.round.privacy import PrivacySpent, check_tuning
@@ -102,16 +101,8 @@ class StackedExecutor(StackedClients):
 
     def _arrange(self) -> None:
         """Assign the clients to groups."""
-        if parameters := overridden(self.client, SEQUENTIAL):
-            raise ValueError(
-                f"{type(self.client).__name__} overrides {', '.join(parameters)}, which the stacked executor does not "
-                "call: set trainer.executor to SequentialExecutor"
-            )
-        if has_torch_norms(self.client.net):
-            raise ValueError(
-                "model.net has torch.nn's BatchNorm or InstanceNorm, which would count the padding of a stack: use "
-                "fl_lightning.models.BatchNorm, or set trainer.executor to SequentialExecutor"
-            )
+        if why := why_one_by_one(self.client):
+            raise ValueError(f"{why}: set trainer.executor to SequentialExecutor")
         if self.storage == "disk" and self.fabric.device.type != "cpu":
             raise ValueError(
                 f"storage 'disk' is for clients on a CPU, but they are on {self.fabric.device}: use 'memory'"

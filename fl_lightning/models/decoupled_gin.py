@@ -9,7 +9,7 @@ the structure embedding.
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.batches.graphs import GraphBatch, Pooling
+from fl_lightning.batches.graphs import GraphBatch, Pooling, check_pooling
 from fl_lightning.kernels.linear import Linear, check_dropout, check_widths
 from fl_lightning.kernels.node_facts import node_facts, walk_returns
 from fl_lightning.kernels.randomness import dropout
@@ -91,9 +91,7 @@ class DecoupledGIN(nn.Module):
         super().__init__()
         check_widths(hidden_channels=hidden_channels, num_layers=num_layers)
         check_widths(num_walk_steps=num_walk_steps, num_degrees=num_degrees)
-        if pooling not in ("sum", "mean", "max"):
-            raise ValueError(f"pooling must be sum, mean or max, got {pooling!r}")
-        self.dropout, self.pooling = check_dropout(dropout), pooling
+        self.dropout, self.pooling = check_dropout(dropout), check_pooling(pooling)
         self.structure = StructureChannel(hidden_channels, num_layers, num_walk_steps, num_degrees)
         self.features = FeatureMap(in_channels, hidden_channels)
         self.convs = nn.ModuleList(GIN(2 * hidden_channels, hidden_channels) for _ in range(num_layers))

@@ -1,7 +1,7 @@
 """A graph convolutional network for whole graphs: its output for their nodes is pooled."""
 
 from fl_lightning.batches.graph_sets import GraphSetBatch
-from fl_lightning.batches.graphs import Pooling
+from fl_lightning.batches.graphs import Pooling, check_pooling
 from fl_lightning.models.gcn import GCN
 from fl_lightning.models.output import NetOutput
 
@@ -44,9 +44,7 @@ class PooledGCN(GCN):
             dropout=dropout,
             batch_norm=batch_norm,
         )
-        if pooling not in ("sum", "mean", "max"):
-            raise ValueError(f"pooling must be sum, mean or max, got {pooling!r}")
-        self.pooling: Pooling = pooling
+        self.pooling: Pooling = check_pooling(pooling)
 
     def forward(self, batch: GraphSetBatch) -> NetOutput:  # type: ignore[override]
         """Return logits and embeddings of all graphs of one client."""

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fl_lightning.batches.graphs import GraphBatch, Pooling
+from fl_lightning.batches.graphs import GraphBatch, Pooling, check_pooling
 from fl_lightning.kernels.edge_products import edge_products, edge_sums
 from fl_lightning.kernels.linear import Linear, check_dropout, check_widths
 from fl_lightning.kernels.node_facts import node_facts, spectrum
@@ -175,9 +175,7 @@ class SpectralGNN(nn.Module):
             raise ValueError(
                 f"hidden_channels={hidden_channels} is impossible: set it to an even multiple of num_heads={num_heads}"
             )
-        if pooling not in ("sum", "mean", "max"):
-            raise ValueError(f"pooling must be sum, mean or max, got {pooling!r}")
-        self.dropout, self.pooling = check_dropout(dropout), pooling
+        self.dropout, self.pooling = check_dropout(dropout), check_pooling(pooling)
         self.features = FeatureMap(in_channels, hidden_channels)
         self.eigenvalue_encoder = SineEncoding(hidden_channels)
         self.attention = SpectralAttention(hidden_channels, num_heads)

@@ -74,10 +74,14 @@ class Curve:
         return cls([int(row["round"]) for row in evaluated], [float(row[monitor]) for row in evaluated], mode)
 
     @property
+    def sign(self) -> float:
+        """1 where more is better, else -1."""
+        return 1.0 if self.mode == "max" else -1.0
+
+    @property
     def signed(self) -> list[float]:
         """The values with more being better; what is not finite is worst."""
-        sign = 1.0 if self.mode == "max" else -1.0
-        return [sign * value if math.isfinite(value) else -math.inf for value in self.values]
+        return [self.sign * value if math.isfinite(value) else -math.inf for value in self.values]
 
 
 def marks_of(
@@ -123,7 +127,7 @@ def _fall(curve: Curve, chance: float | None) -> str:
     values = curve.signed
     if len(values) < 2 or not math.isfinite(best := max(values)):
         return ""
-    sign = 1.0 if curve.mode == "max" else -1.0
+    sign = curve.sign
     summit = f"{sign * best:.3g} in round {curve.rounds[values.index(best)]}"
     end = statistics.median_high(values[-max(1, len(values) // 10) :])
     if not math.isfinite(end):

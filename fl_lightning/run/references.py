@@ -107,8 +107,7 @@ def _client_for(client: ClientModule, strategy: Strategy, name: str) -> ClientMo
         result._modules = {}
     else:
         result = ClientModule(
-            net=client.net_factories if client.has_own_net else None,
-            optimizer=client.optimizer_factory if client.has_own_optimizer else None,
+            **_own_parts(client),
             gradient_clip_val=client.gradient_clip_val,
             running_statistics=client.running_statistics,
             metrics=list(client.metrics),
@@ -119,15 +118,19 @@ def _client_for(client: ClientModule, strategy: Strategy, name: str) -> ClientMo
     return result
 
 
-def _key(facts: Mapping[str, Any], client: ClientModule, data: FederatedDataModule) -> str | None:
-    """A digest of all that a reference is made of; None where that is not known."""
-    module = {name: getattr(client, name) for name in ("gradient_clip_val", "running_statistics", "metrics", "privacy")}
-    own = {
+def _own_parts(client: ClientModule) -> dict[str, Any]:
+    """The net and the optimizer that the user chose; None for each that is the strategy's."""
+    return {
         "net": client.net_factories if client.has_own_net else None,
         "optimizer": client.optimizer_factory if client.has_own_optimizer else None,
     }
+
+
+def _key(facts: Mapping[str, Any], client: ClientModule, data: FederatedDataModule) -> str | None:
+    """A digest of all that a reference is made of; None where that is not known."""
+    module = {name: getattr(client, name) for name in ("gradient_clip_val", "running_statistics", "metrics", "privacy")}
     try:
-        made_of = _plain({**facts, **module, **own, "client": type(client)})
+        made_of = _plain({**facts, **module, **_own_parts(client), "client": type(client)})
     except LookupError:
         return None
     contents = [zlib.crc32(each.inputs.contiguous().numpy().data) for each in data.clients]
