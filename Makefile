@@ -1,6 +1,6 @@
 # make quickstart   install what training needs, then train FedSheafHN on a generated graph
 # make test         install all, then run linters, the type checker and the first tier of tests (CONTRIBUTING.md)
-# make test-full    install all, then run linters, the type checker, the documentation and every test but the campaign's
+# make test-full    make test, then write the documentation and run every other test but the campaign's
 #                   (pip writes no bytecode: Python does, of what it imports)
 # make docs         install all, then write the documentation to docs/_build/html
 # make campaign     install, then run the slow tests of reliability in SHARES processes at once, and write their figures
@@ -29,8 +29,8 @@ test: lint
 	@$(ACTIVATE)
 	@echo 'the page to read next: docs/tutorials/first-federation.md'
 
-test-full: lint docs
-	$(BIN)/pytest --numprocesses auto -m 'not slow'
+test-full: test docs
+	$(BIN)/pytest --numprocesses auto -m 'full and not slow'
 	@$(ACTIVATE)
 	@echo 'the documentation: docs/_build/html/index.html'
 

@@ -244,7 +244,6 @@ def arxiv_part(machine: Machine) -> Iterator[Figure]:
 
 def server_part(machine: Machine) -> Iterator[Figure]:
     """The server step of FedSheafHN for Cora, 20 clients: sending and aggregating."""
-    keep_freed_memory()
     num_clients, parameters = 20, {name: p.detach() for name, p in GCN(1433, 7).named_parameters()}
     strategy = FedSheafHN()
     strategy.setup(
@@ -498,6 +497,7 @@ def main() -> None:
     parser.add_argument("--call", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
+    keep_freed_memory()  # as the command line does
     if arguments.call is not None:
         call = json.loads(arguments.call)
         output = globals()[call["function"]](**call["arguments"])

@@ -35,6 +35,7 @@ __all__ = [
     "callbacks",
     "compare",
     "data",
+    "keep_freed_memory",
     "models",
     "relations",
     "strategies",
@@ -54,6 +55,7 @@ _HOMES = {
     "Stage": "round.stage",
     "Strategy": "strategies",
     "compare": "report",
+    "keep_freed_memory": "run.allocator",
 }
 #: Former names.
 _FORMER = {"RegressionClient": "ClientModule, which takes its task from the data"}

@@ -2,7 +2,7 @@
 
 The C library returns large blocks at once, so each step's activations are new pages that the system must clear first:
 at the size of ogbn-arxiv that takes more time than the computation. It is a setting of the whole process, so the
-command line makes it; your own program can call :func:`keep_freed_memory`.
+command line makes it; your own program can call :func:`fl_lightning.keep_freed_memory`.
 """
 
 import ctypes

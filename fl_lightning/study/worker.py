@@ -25,6 +25,7 @@ from fl_lightning.callbacks.attacks.forgery import malicious_clients
 from fl_lightning.cli import FederatedCLI
 from fl_lightning.round.metrics import client_values
 from fl_lightning.run import checkpoint
+from fl_lightning.run.allocator import keep_freed_memory
 from fl_lightning.run.callback import Callback, Trainer
 from fl_lightning.run.curve import Curve, reached
 from fl_lightning.run.result import summary
@@ -297,6 +298,7 @@ def serve(connection: Connection, scratch: Path) -> None:
     """
     os.setpgid(0, 0)
     threading.Thread(target=_end_with_parent, args=(scratch,), daemon=True).start()
+    keep_freed_memory()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
