@@ -12,7 +12,7 @@ from torch import Tensor
 from fl_lightning.batches.base import AnyBatch, Batch, Collator
 from fl_lightning.counts import Counted
 from fl_lightning.executors.keys import derive_keys
-from fl_lightning.executors.stage_request import StageRequest, StageResult, join
+from fl_lightning.executors.stage_request import StageRequest, StageResult, join, part_of
 from fl_lightning.executors.storage import Allocate, in_memory
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Parameters
@@ -217,10 +217,19 @@ class Executor(Counted, ABC):
             For each model, the scores, (C, 2) for each metric, and the clients that could not be scored.
         """
         self._look_back(round_idx)
+        done: list[tuple[Evaluation, set[int], StageResult]] = []
+
+        def scored(way: Evaluation, members: list[int]) -> StageResult:
+            """The scores of a model, which are those of an earlier evaluation if that is of the same model."""
+            wanted = set(members)
+            for other, asked, result in done:
+                if wanted <= asked and way.is_same_model_as(other):
+                    return part_of(result, wanted)
+            done.append((way, wanted, self._score(way, members, round_idx, collator)))
+            return done[-1][2]
+
         return {
-            kind: join(
-                [self._score(way, members, round_idx, collator) for way, members in each.ways(clients, self.active)]
-            )
+            kind: join([scored(way, members) for way, members in each.ways(clients, self.active)])
             for kind, each in evaluations.items()
         }
 

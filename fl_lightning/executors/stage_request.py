@@ -1,7 +1,7 @@
 """The request of a stage to an executor, and its result."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -42,6 +42,13 @@ class StageResult:
     upload: Payload
     failures: Mapping[int, str] = field(default_factory=dict)
     sums: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def part_of(result: StageResult, clients: Collection[int]) -> StageResult:
+    """The part of an evaluation that belongs to some of its clients."""
+    upload = result.upload.rows([client for client in result.upload.clients if client in clients])
+    failures = {client: why for client, why in result.failures.items() if client in clients}
+    return StageResult(upload=upload, failures=failures)
 
 
 def join(results: Sequence[StageResult]) -> StageResult:

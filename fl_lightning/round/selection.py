@@ -96,9 +96,10 @@ class Selection:
         if self.monitor not in scores.extras or self.test not in scores.extras:
             return
         columns = (client_values(scores, name).tolist() for name in (self.monitor, self.test))
+        sign = self.sign
         for client, value, test in zip(scores.clients, *columns, strict=True):
             best = self.best_of_clients.get(client, [math.nan])[0]
-            if math.isnan(best) or self.sign * (value - best) > 0:
+            if math.isnan(best) or sign * (value - best) > 0:
                 self.best_of_clients[client] = [value, test]
         chosen = [test for _, (_, test) in sorted(self.best_of_clients.items())]
         self.result[f"{self.test}_per_client_selection"] = float(torch.tensor(chosen).nanmean())

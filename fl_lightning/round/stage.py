@@ -219,6 +219,10 @@ class Evaluation:
             ways[id(way), trained][1].append(client)
         return list(ways.values())
 
+    def is_same_model_as(self, other: "Evaluation") -> bool:
+        """Whether clients have the same model in both, evaluated in the same way."""
+        return self.payload is other.payload and self.tuning is other.tuning and self.output == other.output
+
     def without_parameters(self) -> "Evaluation":
         """The same evaluation with the clients' own parameters."""
         payload = self.payload

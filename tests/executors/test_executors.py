@@ -440,3 +440,20 @@ def test_lower_precision_runs(executor, precision, federation, make_model, make_
     dtype = torch.bfloat16 if precision == "bf16-true" else torch.float32
     assert {tensor.dtype for tensor in trainer.run.executor.state().parameters.values()} == {dtype}
     assert trainer.run.history[-1]["train/loss"] < trainer.run.history[0]["train/loss"]
+
+
+@both_executors
+def test_a_model_that_two_evaluations_share_is_scored_once(executor, federation, make_model, make_trainer) -> None:
+    trainer = make_trainer(executor=executor(), num_rounds=1, participation=Participation(num_clients=2))
+    trainer.fit(make_model(), federation, FedAvg())
+    run, clients = trainer.run, range(len(federation.clients))
+    evaluations = run.strategy.evaluations(clients)
+    asked: list[list[int]] = []
+    score = run.executor._score
+    run.executor._score = lambda way, members, *rest: asked.append(list(members)) or score(way, members, *rest)
+    together = run.executor.evaluate(evaluations, clients, 0)
+    assert [len(members) for members in asked] == [5, 2]  # of the trained models, those of clients that have trained
+    for kind, each in evaluations.items():
+        alone = run.executor.evaluate({kind: each}, clients, 0)[kind].upload
+        for name, value in together[kind].upload.rows(clients).extras.items():
+            torch.testing.assert_close(value, alone.rows(clients).extras[name], rtol=0, atol=1e-6)
