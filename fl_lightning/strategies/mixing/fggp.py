@@ -11,7 +11,7 @@ embeddings (after ReLU), c_v = max softmax(l_v), 1 on training nodes, and ŷ_v t
 The server averages the models, clusters the P¹ of each class by FINCH and keeps the clusters'
 means in a queue. The ``num_votes`` entries nearest to f predict a node, each with the weight softmax(cos / 0.1).
 
-Leaves the client: the model; the mean embedding of each class that it has or predicts.
+Leaves the client: the model; the mean embedding of each class that it has or predicts, and of how many nodes.
 
 Departures: the net is the GCN (paper: three layers with batch normalization); prototypes are keyed by class (released
 code: by their place among those present), taken in eval mode after training; the queue begins empty; the classifier is
@@ -102,7 +102,7 @@ class FGGP(FedAvg):
 
     def training(self, round_idx: int) -> Stage:
         """Train with the second view."""
-        by_class = dict.fromkeys(("class/prototypes", "class/present"), Rows(of="class"))
+        by_class = {"class/prototypes": Rows(of="class", counted_by="class/counts")}
         return dataclasses.replace(super().training(round_idx), objective=self.both_views, rows=by_class)
 
     def propose(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
@@ -143,7 +143,7 @@ class FGGP(FedAvg):
             return
         super().aggregate(stage, upload)
         self.num_rounds += 1
-        sent_CKD, there_CK = upload.extras["class/prototypes"], upload.extras["class/present"]
+        sent_CKD, there_CK = upload.extras["class/prototypes"], upload.extras["class/counts"] > 0
         for number in range(sent_CKD.shape[1]):
             point_MD = sent_CKD[there_CK[:, number], number]
             if len(point_MD):
@@ -185,24 +185,24 @@ class FGGP(FedAvg):
 
 
 def prototypes_sent(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> dict[str, Tensor]:
-    """Each class's mean embedding weighted by confidence, and which classes there are."""
+    """Each class's mean embedding weighted by confidence, and the number of nodes behind it."""
     return prototypes(client.output(parameters, batch), batch)
 
 
 def prototypes(output: NetOutput, batch: Batch) -> dict[str, Tensor]:
-    """P, (K, D), each class's mean embedding weighted by confidence, and which classes there are, boolean (K,)."""
+    """P, (K, D), each class's mean embedding weighted by confidence, and the number of nodes behind it, (K,)."""
     share_NK = output.logits.detach().softmax(dim=1)
     confidence_N = torch.where(batch.train_mask, 1.0, share_NK.amax(dim=1)) * batch.example_mask
     class_N = torch.where(batch.train_mask, batch.y, share_NK.argmax(dim=1))
     member_NK = class_N[:, None] == torch.arange(share_NK.shape[1], device=class_N.device)
     weight_NK = member_NK * confidence_N[:, None].to(share_NK)
-    total_K = weight_NK.sum(dim=0)
-    return {"prototypes": weight_NK.T @ output.embedding.relu() / (total_K[:, None] + 1e-6), "present": total_K > 0}
+    mean_KD = weight_NK.T @ output.embedding.relu() / (weight_NK.sum(dim=0)[:, None] + 1e-6)
+    return {"prototypes": mean_KD, "counts": (member_NK & batch.example_mask[:, None]).sum(dim=0)}
 
 
 def alignment(first: Mapping[str, Tensor], second: Mapping[str, Tensor], temperature: float) -> Tensor:
     """L_pa over the classes that are present in both views; 0 if there is none."""
-    there_K = first["present"] & second["present"]
+    there_K = (first["counts"] > 0) & (second["counts"] > 0)
     unit, other = (F.normalize(view["prototypes"], dim=1) for view in (first, second))
     across_KK, within_KK = other @ unit.T / temperature, other @ other.T / temperature
     itself_KK = torch.eye(len(there_K), dtype=torch.bool, device=there_K.device)

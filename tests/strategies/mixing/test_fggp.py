@@ -61,20 +61,21 @@ def test_prototypes_are_means_weighted_by_confidence(batch) -> None:
     share = output.logits.softmax(dim=1)
     actual = prototypes(output, batch)
     for k in range(3):
-        total, weight = torch.zeros(4).double(), 0.0
+        total, weight, count = torch.zeros(4).double(), 0.0, 0
         for v in range(len(batch.y)):
             labeled = bool(batch.train_mask[v])
             if (int(batch.y[v]) if labeled else int(share[v].argmax())) == k:
                 confidence = 1.0 if labeled else float(share[v].max())
                 total += confidence * output.embedding[v].relu()
                 weight += confidence
-        assert bool(actual["present"][k]) == (weight > 0)
+                count += 1
+        assert actual["counts"][k] == count  # labeled or predicted
         torch.testing.assert_close(actual["prototypes"][k], total / (weight + 1e-6))
 
 
 def test_alignment() -> None:
-    first = {"prototypes": on_circle(0, 60, 200), "present": torch.tensor([True, True, False])}
-    second = {"prototypes": 3 * on_circle(10, 90, 270), "present": torch.tensor([True, True, True])}
+    first = {"prototypes": on_circle(0, 60, 200), "counts": torch.tensor([4, 1, 0])}
+    second = {"prototypes": 3 * on_circle(10, 90, 270), "counts": torch.tensor([2, 2, 2])}
 
     def score(degrees: float) -> float:
         return math.exp(math.cos(math.radians(degrees)) / 0.5)
@@ -82,7 +83,7 @@ def test_alignment() -> None:
     terms = [score(10) / (score(10) + score(50) + score(80)), score(30) / (score(30) + score(90) + score(80))]
     expected = -sum(map(math.log, terms)) / 2
     assert alignment(first, second, 0.5).item() == pytest.approx(expected)
-    alone = {"prototypes": on_circle(0, 60, 200), "present": torch.tensor([True, False, False])}
+    alone = {"prototypes": on_circle(0, 60, 200), "counts": torch.tensor([3, 0, 0])}
     assert alignment(alone, second, 0.5).item() == pytest.approx(0)
 
 
@@ -137,8 +138,8 @@ def server(**settings: Any) -> FGGP:
     return strategy
 
 
-def answer(strategy: FGGP, vectors: Tensor, present: Any) -> None:
-    extras = {"class/prototypes": vectors, "class/present": torch.tensor(present)}
+def answer(strategy: FGGP, vectors: Tensor, counts: Any) -> None:
+    extras = {"class/prototypes": vectors, "class/counts": torch.tensor(counts)}
     upload = Payload(
         clients=(0, 1), parameters={"augmentor.0": torch.zeros(2, 1)}, extras=extras, num_examples=torch.ones(2)
     )
