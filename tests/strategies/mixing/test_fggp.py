@@ -237,7 +237,7 @@ def test_bytes(fit) -> None:
     history = fit(FGGP(propose_every=2), callbacks=CommunicationLedger()).run.history
     model = 6 * 8 + 8 + 8 * 8 + 8 + 8 * 3 + 3 + 6 * 8 + 8 * 8
     for number, row in enumerate(history):
-        assert row["comm/bytes_up"] == 5 * (4 * model + 4 * 3 * 8 + 3)
+        assert row["comm/bytes_up"] == 5 * (4 * model + 4 * 3 * 8 + 3 * 8)
         assert row["comm/bytes_down"] == 5 * (4 * model + 8) * (2 if number % 2 == 0 else 1)
 
 
