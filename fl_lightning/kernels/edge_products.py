@@ -72,6 +72,12 @@ class Edges:
         pairs = zip(weight_KE.to(matrix.dtype), from_KMD.to(matrix.dtype), strict=True)
         return torch.stack([csr_matmul(with_values(matrix, w_E[index]), x_MD) for w_E, x_MD in pairs]).to(from_KMD)
 
+    def maxima(self, value_KE: Tensor) -> Tensor:
+        """What :func:`edge_maxima` returns for all clients, (K, M); likewise."""
+        value_KV = value_KE[:, self._place]
+        lowest_KM = value_KE.new_full((len(value_KE), len(self._like)), -torch.inf)
+        return lowest_KM.scatter_reduce(1, self._row.expand_as(value_KV), value_KV, "amax")
+
 
 @quick
 class _EdgeProducts(Function):
@@ -133,6 +139,28 @@ class _EdgeSums(Function):
         folded = _Folded(info.batch_size, owner, owner_dim)
         weight_KE, from_KND = folded.stacked([weight_KE, from_KND], dims)
         return folded.unstacked(edge_sums(edges, weight_KE, from_KND, owner=folded.owner, turned=turned))
+
+
+@quick
+class _EdgeMaxima(Function):
+    @staticmethod
+    def forward(value_KE: Tensor, edges: Edges, owner: Tensor) -> Tensor:
+        return edges.maxima(value_KE.detach().flatten(1)).view(*value_KE.shape[:-1], -1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def backward(ctx: Any, grad_KN: Tensor) -> tuple[None, None, None]:
+        return None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], value_KE: Tensor, edges: Edges, owner: Tensor) -> tuple[Tensor, int]:
+        dim, _, owner_dim = in_dims
+        folded = _Folded(info.batch_size, owner, owner_dim)
+        [value_KE] = folded.stacked([value_KE], [dim])
+        return folded.unstacked(edge_maxima(edges, value_KE, owner=folded.owner))
 
 
 class _Folded:
@@ -201,3 +229,15 @@ def edge_sums(edges: Edges, weight_KE: Tensor, from_KND: Tensor, *, owner: Tenso
     """
     sums: Tensor = _EdgeSums.apply(weight_KE, from_KND, edges, turned, owner)  # type: ignore[no-untyped-call]
     return sums
+
+
+def edge_maxima(edges: Edges, value_KE: Tensor, *, owner: Tensor) -> Tensor:
+    """For every node, the greatest value of the edges that lead to it, (K, N); -inf of none. It has no gradient.
+
+    Args:
+        edges: The clients' edges.
+        value_KE: Values of the edges, in the order of :func:`edge_products`; padding is not read.
+        owner: As in :func:`edge_products`.
+    """
+    maxima: Tensor = _EdgeMaxima.apply(value_KE, edges, owner)  # type: ignore[no-untyped-call]
+    return maxima

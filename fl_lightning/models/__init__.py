@@ -7,7 +7,9 @@ from fl_lightning.models.cnn import CNN
 from fl_lightning.models.decoupled_gin import DecoupledGIN
 from fl_lightning.models.disentangled_gcn import DisentangledGCN
 from fl_lightning.models.expanded_gcn import ExpandedGCN
+from fl_lightning.models.gat import GAT
 from fl_lightning.models.gcn import GCN, NormalizedGCN
+from fl_lightning.models.gin import GIN
 from fl_lightning.models.graph_sage import GraphSAGE
 from fl_lightning.models.gru import GRUForecaster
 from fl_lightning.models.masked_gcn import MaskedGCN
@@ -22,7 +24,9 @@ from fl_lightning.models.twin import Twin
 
 __all__ = [
     "CNN",
+    "GAT",
     "GCN",
+    "GIN",
     "MLP",
     "AdaptiveGCN",
     "AugmentedGCN",

@@ -14,6 +14,7 @@ from fl_lightning.kernels.linear import Linear, check_dropout, check_widths
 from fl_lightning.kernels.node_facts import node_facts, walk_returns
 from fl_lightning.kernels.randomness import dropout
 from fl_lightning.models.gcn import GraphConvolution
+from fl_lightning.models.gin import FeatureMap, GINConvolution
 from fl_lightning.models.output import NetOutput
 
 
@@ -94,7 +95,7 @@ class DecoupledGIN(nn.Module):
         self.dropout, self.pooling = check_dropout(dropout), check_pooling(pooling)
         self.structure = StructureChannel(hidden_channels, num_layers, num_walk_steps, num_degrees)
         self.features = FeatureMap(in_channels, hidden_channels)
-        self.convs = nn.ModuleList(GIN(2 * hidden_channels, hidden_channels) for _ in range(num_layers))
+        self.convs = nn.ModuleList(GINConvolution(2 * hidden_channels, hidden_channels) for _ in range(num_layers))
         self.joint = Linear(2 * hidden_channels, hidden_channels)
         self.hidden = Linear(hidden_channels, hidden_channels)
         self.head = Linear(hidden_channels, out_channels)
@@ -111,42 +112,3 @@ class DecoupledGIN(nn.Module):
     def drop(self, value: Tensor, batch: GraphBatch, layer: int) -> Tensor:
         """Dropout in training mode, with a draw of its own for each layer."""
         return dropout(value, batch.key + layer, self.dropout) if self.training else value
-
-
-class FeatureMap(nn.Module):
-    """A linear map of the features, dense or sparse.
-
-    Args:
-        in_channels: F.
-        out_channels: D.
-    """
-
-    def __init__(self, in_channels: int, out_channels: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(nn.init.xavier_uniform_(torch.empty(in_channels, out_channels)))
-        self.bias = nn.Parameter(torch.zeros(out_channels))
-
-    def forward(self, batch: GraphBatch) -> Tensor:
-        """X W + b, (N, D)."""
-        return batch.transform(self.weight) + self.bias.unsqueeze(-2)
-
-
-class GIN(nn.Module):
-    """MLP(h_v + Σ over the neighbors h_u).
-
-    Xu, Hu, Leskovec, Jegelka: "How Powerful are Graph Neural Networks?", ICLR 2019, eq. 4.1 with ε = 0.
-
-    Args:
-        in_channels: Width of the input.
-        out_channels: Of the hidden layer and of the output.
-    """
-
-    def __init__(self, in_channels: int, out_channels: int) -> None:
-        super().__init__()
-        self.first = Linear(in_channels, out_channels)
-        self.last = Linear(out_channels, out_channels)
-
-    def forward(self, h_ND: Tensor, batch: GraphBatch) -> Tensor:
-        """Convolve."""
-        result: Tensor = self.last(self.first(h_ND + batch.sum_neighbors(h_ND)).relu())
-        return result

@@ -12,6 +12,7 @@ from fl_lightning.batches.graphs import GraphBatch
 from fl_lightning.kernels.linear import Linear
 from fl_lightning.models.gcn import ConvolutionStack, layer_widths
 from fl_lightning.models.output import NetOutput
+from fl_lightning.models.readout import Readout, ReadoutKind
 
 
 class SAGEConvolution(nn.Module):
@@ -41,14 +42,19 @@ class SAGEConvolution(nn.Module):
 class GraphSAGE(ConvolutionStack):
     """GraphSAGE convolutions, each followed by ReLU and dropout (``convs.*``), then a linear head (``head.*``).
 
+    For whole graphs, what the head reads is pooled before it.
+
     Args:
         in_channels: Width of the node features.
-        out_channels: Number of classes.
+        out_channels: Number of classes, labels or numbers.
         hidden_channels: Width of every convolution.
         num_layers: Number of convolutions.
         dropout: Drop probability after each convolution, in [0, 1).
+        pooling: ``sum``, ``mean``, ``max`` or ``attention`` over the nodes of a graph, where graphs are the examples.
     """
 
+    #: Its outputs are of graphs, where these are the examples.
+    pools = True
     #: All of it computes on leading client dimensions by itself, so a stack of clients needs no ``vmap``.
     takes_stacks = True
 
@@ -60,12 +66,14 @@ class GraphSAGE(ConvolutionStack):
         hidden_channels: int = 128,
         num_layers: int = 2,
         dropout: float = 0.5,
+        pooling: ReadoutKind = "mean",
     ) -> None:
         widths = layer_widths(in_channels, hidden_channels, num_layers)
         super().__init__((SAGEConvolution(*pair) for pair in widths), dropout=dropout)
+        self.readout = Readout(hidden_channels, pooling)
         self.head = Linear(hidden_channels, out_channels)
 
     def forward(self, batch: GraphBatch) -> NetOutput:
-        """Return logits and embeddings of all nodes of one client."""
+        """Return logits and embeddings of all examples of one client."""
         embedding_ND, h_ND = self.encode(batch)
-        return NetOutput(self.head(h_ND), embedding_ND)
+        return NetOutput(self.head(self.readout(h_ND, batch)), self.readout(embedding_ND, batch))

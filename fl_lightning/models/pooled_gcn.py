@@ -1,9 +1,9 @@
 """A graph convolutional network for whole graphs: its output for their nodes is pooled."""
 
 from fl_lightning.batches.graph_sets import GraphSetBatch
-from fl_lightning.batches.graphs import Pooling, check_pooling
 from fl_lightning.models.gcn import GCN
 from fl_lightning.models.output import NetOutput
+from fl_lightning.models.readout import Readout, ReadoutKind
 
 
 class PooledGCN(GCN):
@@ -16,7 +16,7 @@ class PooledGCN(GCN):
         num_layers: Number of convolutions.
         dropout: Drop probability after each convolution, in [0, 1).
         batch_norm: Normalize the output of each convolution over the nodes of the graphs.
-        pooling: ``sum``, ``mean`` or ``max`` over the nodes of a graph.
+        pooling: ``sum``, ``mean``, ``max`` or ``attention`` over the nodes of a graph.
 
     Shapes:
         batch: Of G graphs. logits ``(G, out_channels)``; embedding ``(G, hidden_channels)``, pooled likewise.
@@ -34,7 +34,7 @@ class PooledGCN(GCN):
         num_layers: int = 3,
         dropout: float = 0.5,
         batch_norm: bool = False,
-        pooling: Pooling = "mean",
+        pooling: ReadoutKind = "mean",
     ) -> None:
         super().__init__(
             in_channels,
@@ -44,9 +44,9 @@ class PooledGCN(GCN):
             dropout=dropout,
             batch_norm=batch_norm,
         )
-        self.pooling: Pooling = check_pooling(pooling)
+        self.readout = Readout(hidden_channels, pooling)
 
     def forward(self, batch: GraphSetBatch) -> NetOutput:  # type: ignore[override]
         """Return logits and embeddings of all graphs of one client."""
         embedding_ND, h_ND = self.encode(batch)
-        return NetOutput(self.head(batch.pool(h_ND, self.pooling)), batch.pool(embedding_ND, self.pooling))
+        return NetOutput(self.head(self.readout(h_ND, batch)), self.readout(embedding_ND, batch))

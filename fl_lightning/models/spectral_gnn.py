@@ -20,7 +20,7 @@ from fl_lightning.kernels.linear import Linear, check_dropout, check_widths
 from fl_lightning.kernels.node_facts import node_facts, spectrum
 from fl_lightning.kernels.randomness import dropout
 from fl_lightning.models.batch_norm import BatchNorm
-from fl_lightning.models.decoupled_gin import FeatureMap
+from fl_lightning.models.gin import FeatureMap
 from fl_lightning.models.output import NetOutput
 
 #: What an eigenvalue is multiplied with before its sines and cosines are taken.

@@ -6,7 +6,7 @@ from net_checks import assert_close, random
 from torch import Tensor
 
 from fl_lightning.kernels.block_sparse import BlockSparse
-from fl_lightning.kernels.edge_products import Edges, edge_products, edge_sums
+from fl_lightning.kernels.edge_products import Edges, edge_maxima, edge_products, edge_sums
 
 #: Three directed graphs on five nodes, the last without edges, with loops that do not count.
 LINKED = torch.stack([random(5, 5) > 0.3, random(5, 5, seed=1) > -0.3, torch.zeros(5, 5)]).double() + torch.eye(5)
@@ -101,3 +101,18 @@ def test_an_entry_that_is_zero_is_no_edge() -> None:
     ones = torch.ones(1, 3, 1).double()
     degree = edge_sums(edges, torch.ones(1, 2).double(), ones, owner=NODES[0])
     assert degree.flatten().tolist() == [1, 1, 0]
+
+
+def test_the_greatest_value_at_each_node() -> None:
+    """Of a stack, under vmap, and of a node without edges."""
+    index = torch.tensor([[0, 1, 1, 2, 4, 5], [1, 0, 2, 1, 5, 4]])
+    operator = BlockSparse.from_coordinates(index, torch.ones(6), (4, 4), 2)
+    owner = torch.ones(2, 4, dtype=torch.bool)
+    value = torch.tensor([[[3.0, 1.0, 5.0, -2.0], [7.0, 8.0, 99.0, 99.0]]])  # (maps, clients, edges), with padding
+    low = -torch.inf
+    expected = torch.tensor([[[3.0, 5.0, -2.0, low], [7.0, 8.0, low, low]]])
+    assert torch.equal(edge_maxima(operator.edges, value, owner=owner), expected)
+    mapped = torch.vmap(lambda v, o: edge_maxima(operator.edges, v, owner=o), in_dims=(1, 0))(value, owner)
+    assert torch.equal(mapped.movedim(0, 1), expected)
+    several = torch.vmap(lambda v: edge_maxima(operator.edges, v, owner=owner))(torch.stack([value, -value]))
+    assert torch.equal(several[0], expected)

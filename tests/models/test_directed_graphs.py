@@ -29,6 +29,8 @@ GRAPH_NETS: dict[str, dict[str, Any]] = {
     "AdaptiveGCN": SMALL,
     "AugmentedGCN": SMALL,
     "GraphSAGE": SMALL,
+    "GIN": SMALL,
+    "GAT": SMALL | {"hidden_channels": 6, "num_heads": 2},
     "ProxySAGE": SMALL | {"proxy_channels": 3},
     "DisentangledGCN": {"hidden_channels": 3, "num_layers": 3, "num_iterations": 2, "dropout": 0.0},
     "PyGNet": {"architecture": "torch_geometric.nn.GCN", "arguments": {"hidden_channels": 5, "num_layers": 2}},

@@ -1,0 +1,45 @@
+"""From the nodes of graphs to the graphs: sum, mean, maximum, or a mean weighted by attention."""
+
+from typing import Literal, get_args
+
+from torch import Tensor, nn
+
+from fl_lightning.batches.graphs import GraphBatch, Pooling
+from fl_lightning.kernels.linear import Linear
+
+#: How a net pools; ``attention`` has parameters.
+ReadoutKind = Literal["sum", "mean", "max", "attention"]
+
+
+class Readout(nn.Module):
+    """Pool what nodes have. Where nodes are the examples, nothing is pooled.
+
+    With attention, the weight of a node is the softmax, over the nodes of its graph, of a linear score of it.
+
+    Args:
+        in_channels: Width of what is pooled.
+        pooling: How.
+
+    Raises:
+        ValueError: There is no such pooling.
+
+    Source of the attention: Li, Tarlow, Brockschmidt, Zemel: "Gated Graph Sequence Neural Networks", ICLR 2016, eq. 7.
+    """
+
+    def __init__(self, in_channels: int, pooling: ReadoutKind) -> None:
+        super().__init__()
+        if pooling not in get_args(ReadoutKind):
+            raise ValueError(f"pooling must be one of {', '.join(get_args(ReadoutKind))}, got {pooling!r}")
+        self.pooling = pooling
+        self.score = Linear(in_channels, 1, bias=False) if pooling == "attention" else None
+
+    def forward(self, value_ND: Tensor, batch: GraphBatch) -> Tensor:
+        """Pool, (N, D) to (G, D)."""
+        if self.score is None:
+            how: Pooling = self.pooling  # type: ignore[assignment]
+            return batch.pool(value_ND, how)
+        score_N1 = self.score(value_ND)
+        most_N1 = batch.spread(batch.pool(score_N1.detach(), "max"))
+        weight_N1 = (score_N1 - most_N1).exp() * batch.node_mask.unsqueeze(-1)
+        total_G1 = batch.pool(weight_N1, "sum")
+        return batch.pool(weight_N1 * value_ND, "sum") / total_G1.clamp(min=1e-30)

@@ -1,0 +1,150 @@
+"""Nets of sets of graphs: against PyG, on both executors, on nodes, and their readouts by hand."""
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from task_data import graph_data, node_data
+from torch import nn
+from torch.func import functional_call
+from torch.optim import SGD
+from torch_geometric.nn import GATConv, GINConv, SAGEConv
+
+from fl_lightning import ClientModule, SequentialExecutor, StackedExecutor
+from fl_lightning.batches import GraphSetCollator
+from fl_lightning.batches.base import single
+from fl_lightning.models import GAT, GIN, GraphSAGE, PooledGCN
+from fl_lightning.models.readout import Readout
+from fl_lightning.strategies import FedAvg, FedProx
+
+CPU = torch.device("cpu")
+NETS: dict[str, Any] = {
+    "GIN": functools.partial(GIN, hidden_channels=8),
+    "GIN-norm": functools.partial(GIN, hidden_channels=8, batch_norm=True, pooling="max"),
+    "GIN-attention": functools.partial(GIN, hidden_channels=8, pooling="attention"),
+    "GAT": functools.partial(GAT, hidden_channels=8, num_heads=2),
+    "GAT-attention": functools.partial(GAT, hidden_channels=8, num_heads=4, pooling="attention"),
+    "GraphSAGE": functools.partial(GraphSAGE, hidden_channels=8, pooling="sum"),
+    "PooledGCN": functools.partial(PooledGCN, hidden_channels=8, pooling="attention"),
+}
+pytestmark = pytest.mark.filterwarnings("ignore:.*not use the graph's edge_weight")
+every_net = pytest.mark.parametrize("name", NETS)
+
+
+@pytest.fixture(scope="module")
+def batch() -> Any:
+    return GraphSetCollator(graph_data().clients, device=CPU, dtype=torch.float64)([0, 1, 2])
+
+
+@every_net
+def test_stack_vmap_and_one_client_agree(name: str, batch: Any) -> None:
+    torch.manual_seed(0)
+    net = NETS[name](3, 2, dropout=0.4).double()
+    keyed = batch.replace({"key": torch.tensor([5, 6, 7])})
+    parameters = {n: p.detach() + 0.2 * torch.randn(3, *p.shape, dtype=p.dtype) for n, p in net.named_parameters()}
+    parameters = {n: p.abs() if n.endswith("running_var") else p for n, p in parameters.items()}
+    mapped = torch.vmap(lambda p, t: functional_call(net, p, (keyed.replace(t),)))(parameters, keyed.tensors())
+    if type(net).takes_stacks:
+        for one, other in zip(functional_call(net, parameters, (keyed,)), mapped, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+    make = GraphSetCollator(graph_data().clients, device=CPU, dtype=torch.float64)
+    for client in range(3):
+        alone = single(make([client])).replace({"key": torch.tensor(5 + client)})
+        own = functional_call(net, {n: p[client].clone() for n, p in parameters.items()}, (alone,))
+        for one, other in zip(own, mapped, strict=True):
+            torch.testing.assert_close(one, other[client, : len(one)], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.full
+@every_net
+def test_both_executors_agree_in_mini_batches(name: str, make_trainer: Any, assert_same: Any) -> None:
+    data, runs = graph_data(batch_size=4), []
+    for executor in (StackedExecutor(max_padding=0.9), SequentialExecutor()):
+        for strategy in (FedAvg(num_epochs=1), FedProx(num_epochs=1, proximal_weight=0.1)):
+            trainer = make_trainer(num_rounds=2, executor=executor, precision="64-true")
+            result = trainer.fit(ClientModule(NETS[name], functools.partial(SGD, lr=0.05)), data, strategy)
+            runs.append((result, trainer.run.history, trainer.run.strategy.state_dict()))
+    for stacked, sequential in zip(runs[:2], runs[2:], strict=True):
+        assert_same(stacked, sequential, tolerance=1e-6)
+
+
+@every_net
+def test_every_parameter_learns(name: str, batch: Any) -> None:
+    torch.manual_seed(0)
+    net = NETS[name](3, 2, dropout=0.0).double().train()
+    alone = single(GraphSetCollator(graph_data().clients[:1], device=CPU, dtype=torch.float64)([0]))
+    output = net(alone)
+    assert output.logits.shape == (9, 2)
+    assert output.embedding.shape == (9, 8)
+    output.logits.square().sum().backward()
+    for parameter_name, parameter in net.named_parameters():
+        if parameter.requires_grad:
+            assert parameter.grad is not None, parameter_name
+            assert parameter.grad.abs().sum() > 0, parameter_name
+
+
+def test_attention_is_that_of_pyg(batch: Any) -> None:
+    graphs = graph_data().clients[0]
+    one = single(GraphSetCollator([graphs], device=CPU, dtype=torch.float64)([0]))
+    torch.manual_seed(1)
+    net = GAT(3, 2, hidden_channels=8, num_layers=1, num_heads=2).double().eval()
+    conv, theirs = net.convs[0], GATConv(3, 4, heads=2).double()
+    with torch.no_grad():
+        conv.bias.normal_()
+        theirs.lin.weight.copy_(conv.weight.T)
+        theirs.att_src.copy_(conv.attention_from[None])
+        theirs.att_dst.copy_(conv.attention_to[None])
+        theirs.bias.copy_(conv.bias)
+    expected = theirs(graphs.union.x_NF.double(), graphs.union.edge_index_2E)
+    torch.testing.assert_close(conv(None, one), expected)
+    torch.testing.assert_close(conv(1000 * one.x, one), theirs(1000 * one.x, graphs.union.edge_index_2E))
+
+
+def test_isomorphism_and_sage_are_those_of_pyg(batch: Any) -> None:
+    graphs = graph_data().clients[1]
+    one = single(GraphSetCollator([graphs], device=CPU, dtype=torch.float64)([0]))
+    x, edge_index = graphs.union.x_NF.double(), graphs.union.edge_index_2E
+    conv = GIN(3, 2, hidden_channels=4).double().convs[0]
+    h = torch.randn(len(x), 4, dtype=torch.float64)
+    expected = GINConv(nn.Sequential(conv.first, nn.ReLU(), conv.last))(h, edge_index)
+    torch.testing.assert_close(conv(h, one), expected)
+    ours, theirs = GraphSAGE(3, 2, hidden_channels=4).double().convs[0], SAGEConv(3, 4).double()
+    with torch.no_grad():
+        theirs.lin_l.weight.copy_(ours.neighbor_weight.T)
+        theirs.lin_r.weight.copy_(ours.weight.T)
+        theirs.lin_l.bias.copy_(ours.bias)
+    torch.testing.assert_close(ours(None, one), theirs(x, edge_index))
+
+
+def test_attention_of_a_readout_by_hand(batch: Any) -> None:
+    readout = Readout(3, "attention").double()
+    value = torch.randn(*batch.node_mask.shape, 3, dtype=torch.float64)
+    assert readout.score is not None
+    first = int(batch.num_nodes[1, 0])
+    weight = (value[1, :first] @ readout.score.weight[0]).softmax(dim=0)
+    torch.testing.assert_close(readout(value, batch)[1, 0], weight @ value[1, :first])
+    assert not readout(value, batch)[0, 9:].any()  # padding
+    with pytest.raises(ValueError, match="pooling must be one of sum, mean, max, attention, got 'best'"):
+        GIN(3, 2, pooling="best")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["GIN", "GAT-attention", "GraphSAGE"])
+def test_nodes_are_not_pooled(name: str, tmp_path: Any) -> None:
+    data = node_data("numbers", tmp_path)
+    one = single(data.collator(data.clients, device=CPU, dtype=torch.float32)([0]))
+    output = NETS[name](5, 2)(one)
+    assert len(output.logits) == len(output.embedding) == data.clients[0].num_nodes
+
+
+@pytest.mark.parametrize(
+    ("net", "message"),
+    [
+        (lambda: GAT(3, 2, hidden_channels=6, num_heads=4), "set it to a multiple of num_heads=4"),
+        (lambda: GIN(3, 2, num_layers=0), "num_layers=0 is impossible"),
+        (lambda: GIN(3, 2, dropout=1.0), "dropout=1.0 is impossible"),
+    ],
+)
+def test_settings_that_are_impossible(net: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        net()
