@@ -14,6 +14,9 @@ KNOWN: Mapping[str, Direction] = {
     "average_precision": "max",
     "loss": "min",
     "mse": "min",
+    "mae": "min",
+    "rmse": "min",
+    "r2": "max",
 }
 
 #: Suffixes of metric names that keep the direction of the metric.
@@ -28,9 +31,9 @@ def direction_of(name: str, directions: Mapping[str, Direction] = KNOWN) -> Dire
         directions: Directions of metrics by bare name.
 
     Example:
-        >>> direction_of("gen/val/mse"), direction_of("test/acc_worst"), direction_of("val/mae")
+        >>> direction_of("gen/val/mse"), direction_of("test/acc_worst"), direction_of("val/regret")
         ('min', 'max', None)
-        >>> direction_of("val/mae", {"mae": "min"})
+        >>> direction_of("val/regret", {"regret": "min"})
         'min'
     """
     bare = name.rpartition("/")[2]

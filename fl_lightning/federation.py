@@ -45,6 +45,8 @@ class ClientRegistry:
         is_directed: Whether the edges of any client's graph may go in one direction only.
         has_edge_weights: Whether the edges of the clients' graphs have weights.
         num_edge_attributes: Number of attributes of an edge, 0 for none; the same for all clients.
+        own_inputs: Whether features mean something else for each client.
+        own_outputs: For each client how many of the outputs are its own; empty if outputs mean the same for all.
         partition_hash: SHA-256 (hex) of data, partition and split.
         layout: What a collator decides for all clients together (``sparse_features`` of graphs), so that a process
             that has only some of the clients makes the same batches.
@@ -61,6 +63,8 @@ class ClientRegistry:
     is_directed: bool = False
     has_edge_weights: bool = False
     num_edge_attributes: int = 0
+    own_inputs: bool = False
+    own_outputs: tuple[int, ...] = ()
     partition_hash: str = ""
     layout: Mapping[str, Any] = field(default_factory=dict)
 
@@ -72,6 +76,8 @@ class ClientRegistry:
         num_outputs: int,
         relation_CC: Tensor | None = None,
         groups: tuple[int, ...] = (),
+        own_inputs: bool = False,
+        own_outputs: tuple[int, ...] = (),
         partition_hash: str = "",
     ) -> "ClientRegistry":
         """The registry of clients whose data are available; the other arguments are those of the class."""
@@ -85,6 +91,8 @@ class ClientRegistry:
             relation_CC=relation_CC,
             groups=groups,
             **common_edges({client.name: client.edge_facts for client in clients}),
+            own_inputs=own_inputs,
+            own_outputs=own_outputs,
             partition_hash=partition_hash,
             layout=task.layout_of(clients),
         )
@@ -162,6 +170,14 @@ class Federation:
     def head_names(self) -> tuple[str, ...]:
         """Parameters of the last layer of the clients' net, if the net declares them (``net.head_names``)."""
         return () if self.client is None else tuple(getattr(self.client.net, "head_names", ()))
+
+    @property
+    def own_names(self) -> tuple[str, ...]:
+        """Parameters that are each client's own, whatever the strategy (``ClientModule.own_layers``)."""
+        if self.client is None or not self.client.own_layers:
+            return ()
+        known = self.client.communicated(self.client.net)
+        return tuple(name for name, p in self.client.net.named_parameters() if name not in known and p.requires_grad)
 
     @property
     def embedding_channels(self) -> int | None:

@@ -38,6 +38,8 @@ class Batch:
         val_mask: Validation examples (C, N).
         test_mask: Test examples (C, N).
         key: int64 key of this step's random draws (C,).
+        num_outputs: How many of a net's outputs, the first ones, are a client's own, int64 (C,); None if all are
+            everybody's.
     """
 
     y: Tensor = field(metadata=EXAMPLES)
@@ -46,6 +48,7 @@ class Batch:
     val_mask: Tensor = field(metadata=EXAMPLES)
     test_mask: Tensor = field(metadata=EXAMPLES)
     key: Tensor
+    num_outputs: Tensor | None = None
 
     def tensors(self) -> dict[str, Tensor]:
         """The fields with a leading client dimension, by name: what ``vmap`` maps over."""
@@ -186,7 +189,14 @@ def common_fields(members: Sequence[ClientData], *, device: torch.device, dtype:
         "val_mask": pad([each.val_mask_N for each in members], device),
         "test_mask": pad([each.test_mask_N for each in members], device),
         "key": torch.zeros(len(members), dtype=torch.int64, device=device),
+        "num_outputs": _own_outputs(members, device),
     }
+
+
+def _own_outputs(members: Sequence[ClientData], device: torch.device) -> Tensor | None:
+    """How many outputs are the clients' own, (C,); None if outputs are everybody's."""
+    counts = [each.num_outputs for each in members if each.num_outputs is not None]
+    return torch.tensor(counts, device=device) if counts else None
 
 
 def single(batch: AnyBatch) -> AnyBatch:

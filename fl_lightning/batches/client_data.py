@@ -24,6 +24,7 @@ class ClientData(ABC):
         train_mask_N: Training examples, boolean; the three masks never overlap.
         val_mask_N: Validation examples, boolean.
         test_mask_N: Test examples, boolean.
+        num_outputs: How many of a net's outputs, the first ones, are the client's own; None if all are everybody's.
     """
 
     name: str
@@ -31,6 +32,7 @@ class ClientData(ABC):
     train_mask_N: Tensor
     val_mask_N: Tensor
     test_mask_N: Tensor
+    num_outputs: int | None = None
 
     @property
     @abstractmethod

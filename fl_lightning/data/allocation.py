@@ -57,6 +57,8 @@ class Allocation:
         named_nodes: For each client the names of its nodes; None if they have none.
         edges_lost: For each client the directed edges that a partition cut off; empty without graphs.
         dropped: What the preparation of a graph left out.
+        own_inputs: Whether features mean something else for each client, so that the layers that read them are its own.
+        own_outputs: For each client how many of the outputs are its own; empty where outputs mean the same for all.
     """
 
     task: Task
@@ -71,6 +73,8 @@ class Allocation:
     named_nodes: tuple[tuple[str, ...], ...] | None = None
     edges_lost: tuple[int, ...] = ()
     dropped: Dropped = field(default_factory=Dropped)
+    own_inputs: bool = False
+    own_outputs: tuple[int, ...] = ()
 
 
 def split_examples(task: Task, targets: Sequence[Tensor], asked: Asked) -> list[Tensor]:

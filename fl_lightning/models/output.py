@@ -2,7 +2,13 @@
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
+
+from fl_lightning.batches.base import Batch
+
+#: The logit of an output that a client does not have: its probability is 0.
+NOT_THERE = -1e4
 
 
 class NetOutput(NamedTuple):
@@ -22,3 +28,12 @@ def as_output(result: Any) -> NetOutput:
     if isinstance(result, NetOutput):
         return result
     return NetOutput(result, result) if isinstance(result, Tensor) else NetOutput(result[0], result[1])
+
+
+def own_outputs(output: NetOutput, batch: Batch) -> NetOutput:
+    """The output without what is not the client's own: such logits are :data:`NOT_THERE` (``Batch.num_outputs``)."""
+    if batch.num_outputs is None:
+        return output
+    place_K = torch.arange(output.logits.shape[-1], device=output.logits.device)
+    has_1K = place_K < batch.num_outputs[..., None, None]
+    return NetOutput(torch.where(has_1K, output.logits, NOT_THERE), output.embedding)

@@ -19,13 +19,14 @@ from fl_lightning.counts import Counted
 from fl_lightning.direction import KNOWN, Direction
 from fl_lightning.models.batch_norm import adopt_statistics, statistics_of
 from fl_lightning.models.gcn import GCN
-from fl_lightning.models.output import NetOutput, as_output
+from fl_lightning.models.output import NetOutput, as_output, own_outputs
 from fl_lightning.models.plain import fitted
 from fl_lightning.round.clipping import clipped
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.privacy import RecordPrivacy
 from fl_lightning.tasks import NodeClassification, Task
 from fl_lightning.tasks.class_metrics import CLASS_METRICS, ClassMetric
+from fl_lightning.tasks.number_metrics import NUMBER_METRICS, NumberMetric
 from fl_lightning.tasks.targets import SPLITS
 
 #: A pure function of (client module, its parameters, its batch, its context): a local loss, scalar.
@@ -71,8 +72,8 @@ class ClientModule(LightningModule, Counted):
             bound.
         running_statistics: Whether the running statistics of normalization layers (BatchNorm) are ``personal`` and
             never leave their client, or ``shared`` and communicated with the parameters.
-        metrics: Further metrics for classes, in addition to accuracy and loss, averaged over the classes of each
-            client: ``f1``, ``auroc`` (one class against the rest), ``balanced_accuracy``; None for none.
+        metrics: Further metrics: for classes, averaged over the classes of each client, ``f1``, ``auroc`` (one class
+            against the rest), ``balanced_accuracy``; for numbers ``mae``, ``rmse``, ``r2``; None for none.
         privacy: Differential privacy of each training example (DP-SGD), for clients with examples rather than graphs;
             None for none.
 
@@ -91,7 +92,7 @@ class ClientModule(LightningModule, Counted):
         optimizer: OptimizerFactory | None = None,
         gradient_clip_val: float | None = None,
         running_statistics: Literal["personal", "shared"] = "personal",
-        metrics: list[ClassMetric] | None = None,
+        metrics: list[ClassMetric | NumberMetric] | None = None,
         privacy: RecordPrivacy | None = None,
     ) -> None:
         super().__init__()
@@ -106,16 +107,16 @@ class ClientModule(LightningModule, Counted):
         if running_statistics not in ("personal", "shared"):
             raise ValueError(f"model.running_statistics must be 'personal' or 'shared', got {running_statistics!r}")
         for name in metrics or ():
-            if name not in CLASS_METRICS:
-                raise ValueError(
-                    f"model.metrics has {name!r}, which is not a metric: give some of {', '.join(CLASS_METRICS)}"
-                )
+            if name not in (known := (*CLASS_METRICS, *NUMBER_METRICS)):
+                raise ValueError(f"model.metrics has {name!r}, which is not a metric: give some of {', '.join(known)}")
         self.metrics = tuple(dict.fromkeys(metrics or ()))
         self.optimizer_factory: OptimizerFactory = default_optimizer if optimizer is None else optimizer
         self.running_statistics = running_statistics
         self.gradient_clip_val = gradient_clip_val
         self.privacy = privacy
         self.task: Task = NodeClassification()  # until the data determine another
+        #: Parameters of the net that are each client's own, since features or outputs are; a run finds them.
+        self.own_layers: tuple[str, ...] = ()
         self.net: nn.Module
         self.stage_objective: Objective | None = None
         self.penalty: Penalty | None = None
@@ -214,9 +215,14 @@ class ClientModule(LightningModule, Counted):
         return sum(parameter.numel() for parameter in self.net.parameters())
 
     def communicated(self, net: nn.Module) -> dict[str, nn.Parameter]:
-        """The parameters of a net that a server may know: all but personal running statistics."""
+        """The parameters of a net that a server may know: all but personal running statistics and own layers.
+
+        A strategy's net may have several copies of the user's, whose names are then the ends of its own.
+        """
         stay = statistics_of(net) if self.running_statistics == "personal" else frozenset()
-        return {name: parameter for name, parameter in net.named_parameters() if name not in stay}
+        own = tuple(f".{name}" for name in self.own_layers)
+        named = net.named_parameters()
+        return {name: p for name, p in named if name not in stay and not f".{name}".endswith(own)}
 
     @property
     def num_communicated(self) -> int:
@@ -229,12 +235,12 @@ class ClientModule(LightningModule, Counted):
 
     def forward(self, batch: Batch) -> Tensor:
         """The logits of the client's own net, (N, num_outputs), for ``self(batch)`` in ``training_step``."""
-        return as_output(self.net(batch)).logits
+        return own_outputs(as_output(self.net(batch)), batch).logits
 
     def output(self, parameters: Parameters, batch: Batch) -> NetOutput:
         """Run the net with the given parameters; train or eval mode is the module's."""
         # executors refuse nets with tied weights; a check here would take as long as a layer
-        return as_output(functional_call(self.net, dict(parameters), (batch,), tie_weights=False))
+        return own_outputs(as_output(functional_call(self.net, dict(parameters), (batch,), tie_weights=False)), batch)
 
     def ruled_output(
         self, rule: OutputRule | None, parameters: Parameters, batch: Batch, context: Context
@@ -250,7 +256,7 @@ class ClientModule(LightningModule, Counted):
             parameters: The client's parameters; those of the sub-net are ``<part>.<name>``.
             batch: One client's batch.
         """
-        return as_output(self.call_part(part, parameters, batch))
+        return own_outputs(as_output(self.call_part(part, parameters, batch)), batch)
 
     def call_part(self, part: str, parameters: Parameters, *inputs: Any, **settings: Any) -> Any:
         """Call a sub-net with any inputs and settings of its ``forward``; otherwise as :meth:`part_output`."""

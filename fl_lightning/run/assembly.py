@@ -26,11 +26,13 @@ from fl_lightning.round.selection import Selection
 from fl_lightning.run.checks import (
     check_architectures,
     check_directions,
+    check_own,
     check_statistics,
     check_union,
     say_unused_edge_data,
 )
 from fl_lightning.run.interruption import Interruption
+from fl_lightning.run.own_layers import keep_own_layers
 from fl_lightning.run.pooling import on_pool
 from fl_lightning.run.privacy import check_privacy
 from fl_lightning.run.processes import shard
@@ -151,6 +153,7 @@ def assemble(
     registry = prepare_data(fabric, datamodule)
     strategy.check_task(registry.task)
     check_directions(strategy, registry)
+    check_own(strategy, registry)
     strategy.check_client(model)
     training_clients = participation.training_clients(len(registry), seed)
     strategy.check_round(participation.num_chosen(len(training_clients)))
@@ -254,6 +257,7 @@ def build_nets(
     with fabric.init_module(), torch.random.fork_rng([]):
         torch.manual_seed(derive_key(seed, "client", "initialisation"))  # codespell:ignore initialisation
         model.build(registry.num_features, registry.num_outputs, adapt)
+        keep_own_layers(model, registry, says=fabric.is_global_zero)
     return tuple(
         {name: p.detach().clone().to(fabric.device) for name, p in model.communicated(net).items()}
         for net in model.nets

@@ -40,6 +40,26 @@ def check_directions(strategy: Strategy, registry: ClientRegistry) -> None:
         )
 
 
+def check_own(strategy: Strategy, registry: ClientRegistry) -> None:
+    """Refuse clients with features or outputs of their own if the strategy brings these together.
+
+    Raises:
+        ValueError: It has one model for all, or compares what clients know of the same classes.
+    """
+    name = type(strategy).__name__
+    own = [what for what, is_own in (("features", registry.own_inputs), ("outputs", registry.own_outputs)) if is_own]
+    if own and strategy.needs_common_layers:
+        raise ValueError(
+            f"{name} has one model for all clients, but these have {' and '.join(own)} of their own: choose another "
+            "strategy"
+        )
+    if registry.own_outputs and strategy.needs_classes:
+        raise ValueError(
+            f"{name} compares classes of clients, but these have classes of their own: choose another strategy, or set "
+            "own_outputs to false on the source if classes mean the same for all"
+        )
+
+
 def say_unused_edge_data(strategy: Strategy, model: ClientModule, registry: ClientRegistry) -> None:
     """Warn if edge weights or attributes are not used.
 

@@ -75,6 +75,8 @@ class Strategy(ServerState, ABC):
     needs_nodes: ClassVar[bool] = False
     #: Whether each example must be of one class.
     needs_classes: ClassVar[bool] = False
+    #: Whether features and outputs must mean the same for all clients, since one model has all of its layers.
+    needs_common_layers: ClassVar[bool] = False
     #: Whether edges must go both ways.
     needs_undirected: ClassVar[bool] = False
     #: Whether it adds edges to the clients' graphs, whose weights and attributes are unknown.
@@ -170,10 +172,14 @@ class Strategy(ServerState, ABC):
     def select(self, names: Sequence[str], patterns: Sequence[str]) -> tuple[str, ...]:
         """Names of parameters that match any of the patterns; ``head.*`` is the last layer, whatever its name.
 
+        A pattern may match what is each client's own (``Federation.own_names``), of which nothing is returned.
+
         Raises:
             ValueError: A pattern matches nothing.
         """
-        return select_names(names, patterns, self.federation.head_names)
+        own = [name for name in self.federation.own_names if name not in names]
+        chosen = select_names([*names, *own], patterns, self.federation.head_names)
+        return tuple(name for name in chosen if name not in own)
 
     def check_client(self, client: ClientModule) -> None:
         """Refuse a client of the wrong class.

@@ -42,6 +42,7 @@ class Pooled(Strategy):
     graph: Literal["cut", "whole"] = "cut"
 
     shares_statistics = True
+    needs_common_layers = True
     server_state: ClassVar[tuple[str, ...]] = ("model", "logits_NK")
 
     def __post_init__(self) -> None:

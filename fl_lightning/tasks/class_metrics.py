@@ -63,7 +63,7 @@ def class_scores(
             certainty_CNK = logits_CNK.softmax(dim=-1)
         areas = [_ordered_pairs(certainty_CNK.mT, truth_CNK.mT.bool(), mask_CN[..., None, :]) for mask_CN in masks_SCN]
         values["auroc"] = torch.stack([_mean_over_classes(*area) for area in areas])
-    return {name: _weighted(values[name], count_SC) for name in metrics}
+    return {name: weighted(values[name], count_SC) for name in metrics}
 
 
 def label_scores(
@@ -93,11 +93,11 @@ def label_scores(
     result: dict[str, tuple[Tensor, Tensor]] = {}
     for name in metrics:
         parts = [measures[name](score_CLN, truth_CLN, mask_CN[..., None, :] & known_CLN) for mask_CN in masks_SCN]
-        result[name] = _weighted(torch.stack([_mean_over_classes(*part) for part in parts]), count_SC)
+        result[name] = weighted(torch.stack([_mean_over_classes(*part) for part in parts]), count_SC)
     return result
 
 
-def _weighted(value_SC: Tensor, count_SC: Tensor) -> tuple[Tensor, Tensor]:
+def weighted(value_SC: Tensor, count_SC: Tensor) -> tuple[Tensor, Tensor]:
     """Numerators and denominators of values, which are nan if undefined."""
     nobody_SC = value_SC.isnan()
     return torch.where(nobody_SC, 0.0, value_SC * count_SC), torch.where(nobody_SC, 0.0, count_SC)

@@ -14,6 +14,7 @@ from torch import Tensor
 from fl_lightning.batches.base import Batch
 from fl_lightning.direction import KNOWN, Direction
 from fl_lightning.tasks.class_metrics import CLASS_METRICS, LABEL_METRICS, class_scores, label_scores
+from fl_lightning.tasks.number_metrics import NUMBER_METRICS, number_scores
 
 #: The roles of examples.
 SPLITS = ("train", "val", "test")
@@ -262,7 +263,8 @@ class Numbers(Target):
 
     name = "numbers"
     monitor = "val/mse"
-    directions = {name: KNOWN[name] for name in ("mse", "loss")}  # noqa: RUF012
+    directions = {name: KNOWN[name] for name in ("mse", "loss", *NUMBER_METRICS)}  # noqa: RUF012
+    on_demand = NUMBER_METRICS
     is_numeric = True
     takes_stacks = False  # keeps the last digits of published results, which are those of sums under vmap
     tallied_as = "predicted"
@@ -277,6 +279,11 @@ class Numbers(Target):
         missing = y.isnan()
         error_N = (logits - torch.where(missing, logits.detach(), y)).square().mean(dim=-1)  # 0 for missing numbers
         return error_N * (y.shape[-1] / (~missing).sum(dim=-1).clamp(min=1))  # a factor of 1 if nothing is missing
+
+    def whole_scores(  # noqa: D102
+        self, metrics: Sequence[str], logits: Tensor, y: Tensor, masks: Tensor
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        return number_scores(metrics, logits, y, masks)
 
     def predictions(self, logits: Tensor) -> Tensor:
         """The predicted numbers."""

@@ -110,5 +110,7 @@ def test_a_batch_in_parts_scores_as_a_whole() -> None:
 def test_what_cannot_be_measured_is_refused() -> None:
     with pytest.raises(ValueError, match=r"model.metrics has 'recall', .* give some of f1, auroc, balanced_accuracy"):
         ClientModule(metrics=["recall"])  # type: ignore[list-item]
-    with pytest.raises(ValueError, match=r"has 'f1', which NodeRegression does not measure: leave it"):
+    with pytest.raises(
+        ValueError, match=r"has 'f1', which NodeRegression does not measure: give some of mae, rmse, r2"
+    ):
         ClientModule(metrics=["f1"]).take_task(NodeRegression())

@@ -6,13 +6,20 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import average_precision_score, roc_auc_score
+from sklearn.metrics import (
+    average_precision_score,
+    mean_absolute_error,
+    r2_score,
+    roc_auc_score,
+    root_mean_squared_error,
+)
 from torchmetrics.functional.classification import multilabel_average_precision
 
 from fl_lightning.batches import ClientExamples
 from fl_lightning.tasks import ExampleClassification, ExampleRegression, NodeClassification, task_of
 from fl_lightning.tasks.base import kind_of_target
 from fl_lightning.tasks.class_metrics import LABEL_METRICS, label_scores
+from fl_lightning.tasks.number_metrics import NUMBER_METRICS, number_scores
 from fl_lightning.tasks.targets import CLASSES, LABELS, NUMBERS
 
 NAN = float("nan")
@@ -162,3 +169,23 @@ def test_what_a_report_keeps_by_hand() -> None:
     said = torch.tensor([[5.0, 6.0], [7.0, 8.0], [9.0, 10.0]])
     assert NUMBERS.tally(y, said).tolist() == [[1.0, 5.0], [4.0, 8.0], [5.0, 10.0]]
     assert NUMBERS.tally(y[:0], said[:0]).shape == (0, 2)
+
+
+def test_errors_of_numbers_are_those_of_scikit_learn() -> None:
+    draw = torch.Generator().manual_seed(1)
+    y, predicted = (torch.randn(2, 40, 2, generator=draw) for _ in range(2))
+    y[torch.rand(y.shape, generator=draw) < 0.2] = NAN
+    y[1, :, 1] = 3.0  # numbers that do not differ have no R²
+    masks = torch.rand(2, 2, 40, generator=draw) < 0.7
+    masks[1, 0] = False
+    actual = number_scores(NUMBER_METRICS, predicted, y, masks)
+    for name, measure in (("mae", mean_absolute_error), ("rmse", root_mean_squared_error), ("r2", r2_score)):
+        total, count = actual[name]
+        assert (float(total[1, 0]), float(count[1, 0])) == (0.0, 0.0)
+        for split, client in ((0, 0), (0, 1), (1, 1)):
+            values = []
+            for number in range(1 if client and name == "r2" else 2):
+                known = masks[split, client] & ~y[client, :, number].isnan()
+                values.append(measure(y[client, known, number].numpy(), predicted[client, known, number].numpy()))
+            assert float(total[split, client] / count[split, client]) == pytest.approx(np.mean(values))
+    assert NUMBERS.whole_scores(("mae",), predicted[0], y[0], masks[:, 0])["mae"][0].shape == (2,)

@@ -97,8 +97,9 @@ class APFL(Twins):
         mixed = {}
         for name, v in parameters_of("personal", parameters).items():
             w = parameters[f"shared.{name}"]
-            if "own" in context.received:
-                w = torch.where(_along(context.received["own"], w), w, context.received[f"shared.{name}"])
+            received = context.received.get(f"shared.{name}")  # of a layer that is each client's own, nothing
+            if "own" in context.received and received is not None:
+                w = torch.where(_along(context.received["own"], w), w, received)
             alpha = _along(parameters["alpha"], v) if "alpha" in parameters else self.mixture
             mixed[f"personal.{name}"] = alpha * v + (1 - alpha) * w
         return client.part_output("personal", mixed, batch)

@@ -108,8 +108,10 @@ class Mixing(Strategy):
     def setup(self, federation: Federation) -> None:
         """Start every client from the common initial parameters."""
         super().setup(federation)
-        personal = self.kept_local = self.select(list(federation.parameters), self.kept_patterns(federation))
+        every = [*federation.parameters, *federation.own_names]
+        personal = self.kept_local = self.select(every, self.kept_patterns(federation))
         self.shared = tuple(name for name in federation.parameters if name not in personal)
+        self.body = tuple(name for name in every if name not in personal)  # also what is each client's own
         self.breadth: float | None = None
         copies = federation.num_clients if self.personalized else 1
         self.models = {

@@ -31,6 +31,7 @@ from fl_lightning.strategies.mixing.base import example_weights
 from fl_lightning.strategies.mixing.similarity_mixing import SimilarityMixing
 from fl_lightning.strategies.objectives import sparse_masks
 from fl_lightning.tasks.class_metrics import ClassMetric
+from fl_lightning.tasks.number_metrics import NumberMetric
 
 #: The APV's name among the net's parameters.
 PROJECTION = "projection"
@@ -61,7 +62,7 @@ class FedAuxClient(ClientModule):
         unit_norm_projection: bool = False,
         gradient_clip_val: float | None = None,
         running_statistics: Literal["personal", "shared"] = "personal",
-        metrics: list[ClassMetric] | None = None,
+        metrics: list[ClassMetric | NumberMetric] | None = None,
         privacy: RecordPrivacy | None = None,
     ) -> None:
         super().__init__(net, optimizer, gradient_clip_val, running_statistics, metrics, privacy)

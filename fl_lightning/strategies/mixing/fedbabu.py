@@ -42,7 +42,7 @@ class FedBABU(FedAvg):
 
     def training(self, round_idx: int) -> Stage:
         """The backbone alone."""
-        return dataclasses.replace(super().training(round_idx), trained=self.shared)
+        return dataclasses.replace(super().training(round_idx), trained=self.body)
 
     def onboarding_stages(self) -> Sequence[Stage]:
         """Unseen clients receive the backbone."""
@@ -51,6 +51,6 @@ class FedBABU(FedAvg):
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """The tuned copies are the result; ``global/...`` is the backbone with the untrained classifier."""
         shared = self.model_for(clients)
-        trained = {"whole": ("*",), "head": self.kept_local, "body": self.shared}[self.finetune]
+        trained = {"whole": ("*",), "head": self.kept_local, "body": self.body}[self.finetune]
         tuned = Evaluation(payload=shared, tuning=tune(self.num_finetune_epochs, trained=trained))
         return {"": tuned, "global/": Evaluation(payload=shared)}

@@ -55,7 +55,7 @@ class FedRep(FedAvg):
     def stages(self, round_idx: int) -> Sequence[Stage]:
         """The classifier's turn, then the backbone's."""
         (whole,) = super().stages(round_idx)
-        body = dataclasses.replace(whole, trained=self.shared)
+        body = dataclasses.replace(whole, trained=self.body)
         if not self.num_head_epochs:
             return [body]
         return [self.head_stage(), dataclasses.replace(body, reset_optimizer=False)]  # the head stage resets it

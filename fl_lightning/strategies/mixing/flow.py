@@ -95,7 +95,7 @@ class Flow(FedAvg):
         (whole,) = super().stages(round_idx)
         local = dataclasses.replace(whole, name="local", trained=tuple(self.personal), upload=(), client_outputs={})
         local = dataclasses.replace(local, objective=local_loss, program=LocalProgram(init=copy_once))
-        route = dataclasses.replace(whole, trained=self.shared, objective=self.routed_loss, reset_optimizer=False)
+        route = dataclasses.replace(whole, trained=self.body, objective=self.routed_loss, reset_optimizer=False)
         return [local, route]
 
     def onboarding_stages(self) -> Sequence[Stage]:

@@ -10,6 +10,7 @@ from fl_lightning.models.neighbor_generator import NeighborGenerationNet, Neighb
 from fl_lightning.round.client import ClientModule, NetFactory, OptimizerFactory
 from fl_lightning.round.privacy import RecordPrivacy
 from fl_lightning.tasks.class_metrics import ClassMetric
+from fl_lightning.tasks.number_metrics import NumberMetric
 
 
 class NeighborGenerationClient(ClientModule):
@@ -48,7 +49,7 @@ class NeighborGenerationClient(ClientModule):
         generator_weight_decay: float = 1e-4,
         gradient_clip_val: float | None = None,
         running_statistics: Literal["personal", "shared"] = "personal",
-        metrics: list[ClassMetric] | None = None,
+        metrics: list[ClassMetric | NumberMetric] | None = None,
         privacy: RecordPrivacy | None = None,
     ) -> None:
         super().__init__(net, optimizer, gradient_clip_val, running_statistics, metrics, privacy)
