@@ -7,6 +7,7 @@ _REMOTE = ("cryptography", "Crypto", "safetensors")
 #: The modules that parts of the package need, by extra.
 MODULES = {
     "flare": (*_REMOTE, "nvflare", "psutil"),
+    "molecules": ("rdkit",),
     "privacy": ("dp_accounting",),
     "remote": _REMOTE,
     "study": ("scikit_posthocs", "statsmodels"),

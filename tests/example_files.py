@@ -1,5 +1,6 @@
 """Tiny files in the layouts that the sources of examples document."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,48 @@ def numbered_images(*shape: int) -> np.ndarray:
     images = np.zeros((NUM_IMAGES, *shape), dtype=np.uint8)
     images[..., 0, 5] = np.arange(1, NUM_IMAGES + 1).reshape(-1, *[1] * (len(shape) - 2))
     return images
+
+
+#: The sets of ``configs/fedstar_sm.yaml``.
+TU_SETS = ("MUTAG", "BZR", "COX2", "DHFR", "PTC_MR", "AIDS", "NCI1")
+LABORATORIES = "ABCDEFGHI"
+
+
+def write_tu_set(root: Path, name: str, num_labels: int, num_graphs: int = 30) -> None:
+    """Paths and rings of some nodes, which are the two classes, in the text files of the TU collection."""
+    raw = root / "TU" / name / "raw"
+    raw.mkdir(parents=True, exist_ok=True)
+    lines: dict[str, list[str]] = {key: [] for key in ("A", "graph_indicator", "graph_labels", "node_labels")}
+    for graph in range(1, num_graphs + 1):
+        first, size = len(lines["graph_indicator"]) + 1, 3 + graph % 4
+        nodes = range(first, first + size)
+        pairs = [*itertools.pairwise(nodes), *([(nodes[-1], first)] if graph % 2 else [])]
+        lines["A"] += [f"{one}, {other}" for pair in pairs for one, other in (pair, pair[::-1])]
+        lines["graph_indicator"] += [str(graph)] * size
+        lines["graph_labels"].append(str(graph % 2))
+        lines["node_labels"] += [str(node % num_labels) for node in nodes]
+    for key, entries in lines.items():
+        (raw / f"{name}_{key}.txt").write_text("".join(f"{entry}\n" for entry in entries))
+
+
+def write_laboratories(root: Path, num_molecules: int = 12) -> None:
+    """AqSolDB's table with alcohols of nine laboratories, the less soluble the longer they are."""
+    lines = ["ID,Name,SMILES,Solubility,Group,MolWt"]
+    for place, laboratory in enumerate(LABORATORIES):
+        for number in range(1, num_molecules + 1):
+            solubility = 1.0 - 0.5 * number + 0.1 * place
+            smiles = "C" * number + "O"
+            lines.append(f"{laboratory}-{number},alcohol,{smiles},{solubility},G{1 + number % 5},{14 * number + 18}")
+    (root / "aqsoldb").mkdir(parents=True, exist_ok=True)
+    (root / "aqsoldb" / "curated-solubility-dataset.csv").write_text("\n".join(lines))
+
+
+def write_graph_sets(root: Path) -> Path:
+    """The sets of graphs of the configurations; return the root."""
+    for number, name in enumerate(TU_SETS):
+        write_tu_set(root, name, num_labels=2 + number)
+    write_laboratories(root)
+    return root
 
 
 def write_example_files(root: Path) -> Path:
@@ -73,4 +116,5 @@ def write_example_files(root: Path) -> Path:
         viewpoint=np.array(views)[:, 0],
         year=np.array(views)[:, 1],
     )
+    write_graph_sets(root)
     return root

@@ -2,6 +2,7 @@
 
 from fl_lightning.batches.client_examples import ClientExamples
 from fl_lightning.batches.client_graph import ClientGraph
+from fl_lightning.data.graph_sets import LoadedGraphs
 from fl_lightning.data.module import FederatedDataModule
 from fl_lightning.data.partition.partitioners import (
     GivenPartitioner,
@@ -12,14 +13,17 @@ from fl_lightning.data.partition.partitioners import (
     RandomPartitioner,
 )
 from fl_lightning.data.partition.skew import DirichletPartitioner, LouvainPlusPartitioner, MetisPlusPartitioner
+from fl_lightning.data.partition.sorted import SortedPartitioner
 from fl_lightning.data.partition.table import ClientStatistics, PartitionTable
 from fl_lightning.data.preparation import Preparation, prepare_graph
 from fl_lightning.data.sources.activity import HAR
 from fl_lightning.data.sources.base import FileSource, GraphSource, Source
 from fl_lightning.data.sources.examples import Examples, ExampleSource
 from fl_lightning.data.sources.generated import PlantedCommunities, SuperClusterSBM
-from fl_lightning.data.sources.graph_sets import GraphSets
+from fl_lightning.data.sources.graph_sets import GraphSetFile, GraphSetSource, InMemoryGraphSet
 from fl_lightning.data.sources.images import CompCars, HeterogeneousCIFAR10, RotatedMNIST
+from fl_lightning.data.sources.many_graph_sets import GraphSets, ManyGraphSets
+from fl_lightning.data.sources.molecules import AqSolDB, MoleculeSource, Tox21
 from fl_lightning.data.sources.natural import PyGGraphs, TwitchSource
 from fl_lightning.data.sources.ogb import OgbSource
 from fl_lightning.data.sources.own import InMemorySource, ManyGraphs
@@ -31,6 +35,7 @@ from fl_lightning.data.sources.pyg import (
     PlanetoidSource,
     PyGSource,
 )
+from fl_lightning.data.sources.pyg_graph_sets import PyGGraphSet, TUSource
 from fl_lightning.data.sources.series import METRLA, PEMSBAY, TPT48
 from fl_lightning.data.sources.synthetic import FL60, GRDAToy, PlantedRelations
 from fl_lightning.data.sources.tasks import GLEAM, Landmine, School, Vehicle
@@ -42,6 +47,7 @@ from fl_lightning.data.split import (
     Role,
     ScarceSplit,
     Splitter,
+    StratifiedSplit,
 )
 
 __all__ = [
@@ -52,6 +58,7 @@ __all__ = [
     "PEMSBAY",
     "TPT48",
     "AmazonSource",
+    "AqSolDB",
     "ChronologicalSplit",
     "CitationFullSource",
     "ClientExamples",
@@ -69,17 +76,23 @@ __all__ = [
     "GivenPartitioner",
     "GivenSplit",
     "GlobalSplit",
+    "GraphSetFile",
+    "GraphSetSource",
     "GraphSets",
     "GraphSource",
     "HeterogeneousCIFAR10",
     "HeterophilousSource",
+    "InMemoryGraphSet",
     "InMemorySource",
     "Landmine",
+    "LoadedGraphs",
     "LouvainPartitioner",
     "LouvainPlusPartitioner",
+    "ManyGraphSets",
     "ManyGraphs",
     "MetisPartitioner",
     "MetisPlusPartitioner",
+    "MoleculeSource",
     "OgbSource",
     "OverlappingMetisPartitioner",
     "PartitionTable",
@@ -88,6 +101,7 @@ __all__ = [
     "PlantedCommunities",
     "PlantedRelations",
     "Preparation",
+    "PyGGraphSet",
     "PyGGraphs",
     "PyGSource",
     "RandomPartitioner",
@@ -95,9 +109,13 @@ __all__ = [
     "RotatedMNIST",
     "ScarceSplit",
     "School",
+    "SortedPartitioner",
     "Source",
     "Splitter",
+    "StratifiedSplit",
     "SuperClusterSBM",
+    "TUSource",
+    "Tox21",
     "TwitchSource",
     "Vehicle",
     "prepare_graph",

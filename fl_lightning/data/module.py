@@ -38,9 +38,9 @@ class FederatedDataModule(LightningDataModule, Counted):
     is learned, ``task``, follows from the source.
 
     Args:
-        source: A global graph, or clients with their own examples. From Python also a graph in memory, a list
-            of graphs, each a client, or a list of lists of graphs, in which each graph has its own label.
-        partitioner: Assigns a graph's nodes to clients; None where the graphs are clients by themselves.
+        source: A global graph, a set of graphs, or clients with their own examples. From Python also a graph in memory,
+            a list of graphs, each a client, or a list of lists of graphs, in which each graph has its own label.
+        partitioner: Assigns a graph's nodes, or the graphs of a set, to clients; None where these are given.
         splitter: Gives nodes or examples their roles; None for ``GlobalSplit(train=0.4, val=0.3)`` on a graph and
             ``ClientSplit(train=0.6, val=0.2)`` on examples.
         relation_graph: Draws or reads the client relation graph; None for the one that the data set has, if any.
@@ -109,7 +109,7 @@ class FederatedDataModule(LightningDataModule, Counted):
             if not isinstance(part, base | None):
                 raise ValueError(f"data.{name} is {part!r}, which is not a {base.__name__}: give one, or none")
         self.partitioner = partitioner
-        self.splitter = splitter or (GlobalSplit() if partitioner is not None else ClientSplit(train=0.6, val=0.2))
+        self.splitter = splitter or (ClientSplit(train=0.6, val=0.2) if self.source.takes_batches else GlobalSplit())
         self.relation_graph = relation_graph
         self.batch_size = batch_size
         self.steps_per_epoch = steps_per_epoch
@@ -183,6 +183,8 @@ class FederatedDataModule(LightningDataModule, Counted):
             num_outputs=self.num_outputs,
             relation_CC=self.relation_CC,
             groups=self.groups,
+            own_inputs=self.allocation.own_inputs,
+            own_outputs=self.allocation.own_outputs,
             partition_hash=self.partition_hash,
         )
 

@@ -16,12 +16,10 @@ from torch_geometric.utils import coalesce, to_undirected
 
 from fl_lightning.data.edge_data import checked_attributes, checked_weights
 from fl_lightning.data.settings import MAX_COUNT, check_count, check_flag
-from fl_lightning.tasks.base import kind_of_target
+from fl_lightning.data.targets import checked_targets
 
 #: What may not be a sparse tensor.
 _WHOLE = ("edge_index", "edge_weight", "edge_attr", "y")
-_MANY_CLASSES = 1000
-"""Up to this number, classes that do not occur are accepted; beyond, labels are taken for other numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,96 +244,6 @@ def _checked_features(data: Data, name: str) -> Tensor:
             "holds; replace what is not finite, e.g. by `data.x.nan_to_num_()`, and scale what is too large."
         )
     return x_NF
-
-
-def checked_targets(
-    y: Tensor, num_nodes: int, name: str, ignore_label: int | None = None, given: str | None = None
-) -> Tensor:
-    """Classes, int64 (N,) with -1 for unlabeled nodes; or labels or numbers, float32 (N, H) with nan for missing ones.
-
-    Args:
-        y: As it was given.
-        num_nodes: N.
-        name: What messages call the graph.
-        ignore_label: A number that means none.
-        given: Which of them they are; None where their type and shape say it.
-
-    Raises:
-        ValueError: They are not sound.
-    """
-    is_table = y.dim() in (1, 2) and len(y) == num_nodes and y.numel() > 0 and not y.is_complex()
-    kind = kind_of_target(y, given=given) if is_table else "classes"
-    if kind == "classes":
-        return _checked_classes(y, num_nodes, name, ignore_label)
-    y_NH = y.float().reshape(num_nodes, -1)
-    if ignore_label is not None:
-        y_NH = torch.where(y_NH == ignore_label, torch.nan, y_NH)
-    known_NH = ~y_NH.isnan()
-    if kind == "labels":
-        is_sound = bool(((y_NH == 0) | (y_NH == 1) | ~known_NH).all())
-    else:
-        is_sound = (y.is_floating_point() or given is not None) and not bool(y_NH.isinf().any())
-    one_hot = kind == "labels" and given is None and bool((y_NH.sum(dim=1) == 1).all())
-    if not is_sound or one_hot:
-        raise ValueError(
-            f"{name}: the targets y are {y.dtype} of shape {tuple(y.shape)}, not classes (integers, one for each "
-            f"node), labels (0 or 1) or finite numbers (of a floating-point type). {_remedy_for_labels(y, num_nodes)}."
-        )
-    if not bool(known_NH.any()):
-        raise ValueError(f"{name}: no node has a target; nan means missing.")
-    return y_NH
-
-
-def _checked_classes(y: Tensor, num_nodes: int, name: str, ignore_label: int | None = None) -> Tensor:
-    y_N = y.squeeze(1) if y.dim() == 2 and y.shape[1] == 1 else y
-    if y_N.dim() != 1 or len(y_N) != num_nodes or y_N.is_complex():
-        raise ValueError(
-            f"{name}: the labels y are {y.dtype} of shape {tuple(y.shape)} for {num_nodes} nodes; one row per node "
-            f"is supported. {_remedy_for_labels(y, num_nodes)}."
-        )
-    if y_N.dtype == torch.uint8 and ignore_label is None and bool((y_N == 255).any()):
-        raise ValueError(
-            f"{name}: the label of node {int(y_N.argmax())} is 255 in uint8, where 255 usually means no label. Set "
-            "ignore_label on the source: to 255 if it does, to -1 if it is a class."
-        )
-    if y_N.is_floating_point():
-        y_N = torch.where(y_N.isnan(), -1, y_N)
-    class_N = y_N.long()
-    if y_N.is_floating_point() and bool((y_N != class_N).any()):
-        node = int((y_N != class_N).nonzero()[0])
-        raise ValueError(
-            f"{name}: the label of node {node} is {float(y_N[node])}; labels are integers, the classes 0, 1, ... "
-            "(negative or nan: unlabeled)."
-        )
-    if ignore_label is not None:
-        class_N = torch.where(class_N == ignore_label, -1, class_N)
-    largest = int(class_N.max())
-    if largest < 0:
-        raise ValueError(f"{name}: no node has a label; the classes are 0, 1, ... (negative or nan: unlabeled).")
-    if largest >= _MANY_CLASSES and largest >= 10 * (num_classes := torch.unique(class_N[class_N >= 0]).numel()):
-        raise ValueError(
-            f"{name}: the label of node {int(class_N.argmax())} is {largest}, but only {num_classes} different labels "
-            "occur; number the classes 0, 1, ..., e.g. by `data.y = data.y.unique(return_inverse=True)[1]`."
-        )
-    return class_N
-
-
-def _remedy_for_labels(y: Tensor, num_nodes: int) -> str:
-    if y.is_complex():
-        return "Give integers: `data.y = data.y.real.long()`"
-    if y.dim() == 0 or (len(y) == 1 and num_nodes > 1):
-        return (
-            "A label of the whole graph is not supported here: give each node its own, a tensor of shape (num_nodes,), "
-            "or each client a list of graphs (GraphSets)"
-        )
-    if len(y) != num_nodes:
-        return "Give a label for each node, in the order of x; a negative one if a node has none"
-    if y.dim() == 2 and bool(((y == 0) | (y == 1)).all()) and bool((y.sum(dim=1) == 1).all()):
-        return (
-            "Convert one-hot labels by `data.y = data.y.argmax(dim=1)`; if a node may have several labels, "
-            "set `data.task = 'labels'`"
-        )
-    return "Give numbers as floats, `data.y = data.y.float()`, or one column of classes, e.g. `data.y = data.y[:, 0]`"
 
 
 def _checked_edges(edge_index_2E: Tensor, num_nodes: int, name: str) -> Tensor:

@@ -130,7 +130,7 @@ def test_what_clients_hold() -> None:
         assert client.cost == client.union.num_nodes + client.union.num_edges
     other = graph_data(seed=1)
     assert data.partition_hash == graph_data().partition_hash != other.partition_hash
-    assert [row.num_examples for row in data.statistics().rows] == [9, 13, 17]
+    assert [row.num_graphs for row in data.statistics().rows] == [9, 13, 17]
 
 
 def test_what_is_no_set_of_graphs_is_refused() -> None:

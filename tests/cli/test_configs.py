@@ -17,7 +17,7 @@ from example_files import write_example_files
 
 from fl_lightning import FederatedTrainer, data
 from fl_lightning.cli import FederatedCLI
-from fl_lightning.data import Examples, ExampleSource
+from fl_lightning.data import Examples, ExampleSource, GraphSetSource, ManyGraphSets
 from fl_lightning.relations.topology import Ring
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -49,6 +49,8 @@ def tiny(config: dict[str, Any]) -> list[str]:
     overrides = [*overrides, *(f"--strategy.init_args.{n}={value}" for n, value in small.items() if n in given)]
     source = config["data"]["source"]
     name = source if isinstance(source, str) else source["class_path"]
+    if issubclass(getattr(data, name), GraphSetSource | ManyGraphSets):
+        return overrides
     if issubclass(getattr(data, name), ExampleSource):
         return [*overrides, *(["--data.steps_per_epoch=2"] if "steps_per_epoch" in config["data"] else [])]
     return [*overrides, *(SUPER_CLUSTERS if name == "SuperClusterSBM" else PLANTED)]
@@ -112,6 +114,7 @@ def test_config_is_read_and_built(path: Path, monkeypatch: pytest.MonkeyPatch, t
 
 
 @pytest.mark.filterwarnings("ignore:the maps cannot make the clients agree")  # on so few clients
+@pytest.mark.filterwarnings("ignore:the clients have features and outputs of their own")
 @pytest.mark.usefixtures("tiny_examples")
 @pytest.mark.parametrize(
     "path",

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from example_files import write_graph_sets
 
 from fl_lightning.arguments import TRAINER_VERBS
 from fl_lightning.command_line import main
@@ -25,6 +26,8 @@ CONTEXT = {
 }
 #: Options that are a remedy for what no test has: a second machine, a GPU, a file of the reader's.
 ELSEWHERE = re.compile(r"--trainer\.accelerator gpu|mine\.")
+#: Sources of which there are tiny files.
+GRAPH_SETS = ("AqSolDB", "TUSource")
 GENERATED = {"class_path": "PlantedCommunities", "init_args": {"num_nodes": 240, "num_communities": 10, "noise": 0.2}}
 
 
@@ -49,14 +52,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FL_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("WANDB_MODE", "disabled")
+    monkeypatch.setenv("FL_DATA_ROOT", str(write_graph_sets(tmp_path / "data")))
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     for path in tmp_path.glob("configs/*.yaml"):
         settings: dict[str, Any] = yaml.safe_load(path.read_text())
         if "data" in settings:
             settings["trainer"] = {**settings.get("trainer", {}), "num_rounds": 2}
-            settings["data"] |= {"source": GENERATED}
-            if "num_clients" not in str(settings["data"].get("partitioner")):
-                settings["data"]["partitioner"] = "GivenPartitioner"
+            if not any(name in str(settings["data"]["source"]) for name in GRAPH_SETS):
+                settings["data"] |= {"source": GENERATED}
+                if "num_clients" not in str(settings["data"].get("partitioner")):
+                    settings["data"]["partitioner"] = "GivenPartitioner"
             path.write_text(yaml.safe_dump(settings, sort_keys=False))
     return tmp_path
 

@@ -31,6 +31,8 @@ class Partitioner(Counted, ABC):
 
     #: Whether it goes by the nodes' classes.
     needs_classes: ClassVar[bool] = False
+    #: Whether it goes by the edges between the nodes, so that it cannot share out independent graphs.
+    needs_edges: ClassVar[bool] = False
 
     def __init__(self, num_clients: int, seed: int | None = None) -> None:
         check_count("num_clients", num_clients)
@@ -43,7 +45,8 @@ class Partitioner(Counted, ABC):
         """Partition a prepared graph.
 
         Args:
-            data: The graph. Partitioners see which nodes its edges join; directions and weights count for nothing.
+            data: The graph. Partitioners see which nodes its edges join; directions and weights count for nothing. Of a
+                set of graphs, an entry for each graph (``examples`` is then what messages call them).
             seed: Used unless the partitioner has its own.
 
         Returns:
@@ -54,7 +57,7 @@ class Partitioner(Counted, ABC):
         """
         if self.num_clients > data.num_nodes:
             raise ValueError(
-                f"num_clients={self.num_clients} exceeds the {data.num_nodes} nodes of the graph; use fewer clients."
+                f"num_clients={self.num_clients} exceeds the {data.num_nodes} {noun(data)}; use fewer clients."
             )
         parts = [nodes.sort().values for nodes in self.assign(data, seed if self.seed is None else self.seed)]
         num_empty = sum(nodes.numel() == 0 for nodes in parts)
@@ -76,6 +79,11 @@ class Partitioner(Counted, ABC):
         return {"partitioner": type(self).__name__, **vars(self)}
 
 
+def noun(data: Data) -> str:
+    """What messages call what is shared out."""
+    return "nodes of the graph" if data.get("examples") is None else f"{data.examples} of the set"
+
+
 class MetisPartitioner(Partitioner):
     """Disjoint clients by METIS (k-way, minimal edge cut; recursive bisection where k-way leaves clients empty).
 
@@ -86,6 +94,8 @@ class MetisPartitioner(Partitioner):
     Source: Karypis and Kumar, "A Fast and High Quality Multilevel Scheme for Partitioning Irregular Graphs", SIAM
     Journal on Scientific Computing, 1998.
     """
+
+    needs_edges = True
 
     def assign(self, data: Data, seed: int) -> list[Tensor]:  # noqa: D102
         return members(metis_parts(data, self.num_clients, seed), self.num_clients)
@@ -102,6 +112,8 @@ class OverlappingMetisPartitioner(Partitioner):
 
     Source: the overlapping setting of FED-PUB (Baek et al., "Personalized Subgraph Federated Learning", ICML 2023).
     """
+
+    needs_edges = True
 
     def __init__(
         self, num_clients: int, draws_per_part: int = 5, node_fraction: float = 0.5, seed: int | None = None
@@ -141,6 +153,8 @@ class LouvainPartitioner(Partitioner):
     The public code of graph methods (FederatedScope, OpenFGL) cuts what is larger than a client's share, by the order
     of the nodes: ``max_share: 1.0`` is that with fewer lost edges.
     """
+
+    needs_edges = True
 
     remedy_for_empty_clients = "raise `resolution` for more communities, set `max_share`, or use fewer clients"
 

@@ -2,9 +2,6 @@
 
 import hashlib
 import json
-import os
-import tempfile
-import warnings
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +9,11 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
-import torch
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 from torch_geometric.data import Data
 
-from fl_lightning.data.sources.array_file import one_line
-from fl_lightning.data.sources.folders import unwritable_cache_message
+from fl_lightning.data.cached import load, save
 
 FORMAT_VERSION = 2
 
@@ -71,36 +66,19 @@ class PartitionRecord:
             "roles": list(self.roles),
             "content_hash": self.content_hash({}),
         }
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.stem, suffix=".tmp", delete=False) as file:
-                try:
-                    torch.save(state, file)
-                    file.flush()
-                    os.fsync(file.fileno())
-                    os.replace(file.name, path)
-                except BaseException:
-                    os.unlink(file.name)
-                    raise
-        except OSError as error:
-            raise ValueError(unwritable_cache_message(path.parent, error)) from error
+        save(path, state)
 
     @classmethod
     def load(cls, path: Path) -> "PartitionRecord | None":
         """Read a record; None if there is none, and None with a warning if the file is damaged."""
-        if not path.exists():
-            return None
-        try:
-            state = torch.load(path, weights_only=True)
+
+        def check(state: dict[str, Any]) -> "PartitionRecord":
             record = cls(node_idx=tuple(state["node_idx"]), roles=tuple(state["roles"]), graph_hash=state["graph_hash"])
             if record.content_hash({}) != state["content_hash"]:
                 raise ValueError("its content has changed")
-        except Exception as error:  # there is nothing that a damaged file does not raise
-            warnings.warn(
-                f"The cached partition {path} is damaged and is regenerated ({one_line(error)}).", stacklevel=2
-            )
-            return None
-        return record
+            return record
+
+        return load(path, "The cached partition", check)
 
 
 def canonical_json(value: Any) -> str:

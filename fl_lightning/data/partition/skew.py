@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from fl_lightning.data.partition.communities import Groups, label_shares, louvain_communities, members, metis_parts
-from fl_lightning.data.partition.partitioners import Partitioner
+from fl_lightning.data.partition.partitioners import Partitioner, noun
 from fl_lightning.data.settings import check_count, check_number
 from fl_lightning.kernels.randomness import derive_key
 
@@ -54,8 +54,8 @@ class DirichletPartitioner(Partitioner):
     def assign(self, data: Data, seed: int) -> list[Tensor]:  # noqa: D102
         if self.num_clients * self.min_nodes > data.num_nodes:
             raise ValueError(
-                f"min_nodes={self.min_nodes} for each of {self.num_clients} clients exceeds the {data.num_nodes} nodes "
-                "of the graph; lower it, or use fewer clients."
+                f"min_nodes={self.min_nodes} for each of {self.num_clients} clients exceeds the {data.num_nodes} "
+                f"{noun(data)}; lower it, or use fewer clients."
             )
         random = np.random.default_rng(derive_key(seed, "Dirichlet partition"))
         most = 0
@@ -90,6 +90,7 @@ class _AlikeCommunities(Partitioner):
     """Communities put together by k-means on the shares of their classes, into clients of any size."""
 
     needs_classes = True
+    needs_edges = True
 
     def assign(self, data: Data, seed: int) -> list[Tensor]:
         from sklearn.cluster import KMeans

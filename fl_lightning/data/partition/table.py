@@ -2,8 +2,8 @@
 
 import csv
 import math
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -14,13 +14,16 @@ from rich.table import Table
 
 from fl_lightning.batches.client_data import ClientData
 from fl_lightning.batches.client_graph import ClientGraph
+from fl_lightning.batches.graph_sets import ClientGraphs
 from fl_lightning.data.adjacency import adjacency_matrix, clustering_coefficient
+from fl_lightning.data.partition.graph_statistics import GraphSetStatistics, rows_of, spreads_of
 from fl_lightning.data.partition.heterogeneity import (
     label_divergence,
     label_heterogeneity,
     label_histograms,
     neighborhood_discrepancy,
 )
+from fl_lightning.data.partition.pictures import clients_down, draw_labels, draw_spread
 from fl_lightning.data.preparation import Dropped
 
 
@@ -85,14 +88,17 @@ class PartitionTable:
         non_iidness: Mean label divergence from the pooled prior plus mean squared MMD of neighborhoods (FedAux); nan
             without graphs, or where it was not measured.
         class_names: What the classes are called; empty for their numbers.
+        spreads: Of clients that hold many graphs, for each client the least, the quartiles and the greatest of its
+            graphs' nodes, mean degrees and targets that are numbers, by what they are of; else empty.
     """
 
-    rows: tuple[ClientStatistics, ...] | tuple[ExampleStatistics, ...]
+    rows: tuple[ClientStatistics, ...] | tuple[ExampleStatistics, ...] | tuple[GraphSetStatistics, ...]
     label_counts: tuple[tuple[int, ...], ...]
     heterogeneity: float
     non_iidness: float = float("nan")
     dropped: Dropped = field(default_factory=Dropped)
     class_names: tuple[str, ...] = ()
+    spreads: Mapping[str, tuple[tuple[float, ...], ...]] = field(default_factory=dict)
 
     @classmethod
     def from_graphs(
@@ -175,6 +181,28 @@ class PartitionTable:
             class_names=tuple(class_names or ()),
         )
 
+    @classmethod
+    def from_graph_sets(
+        cls,
+        clients: Sequence[ClientGraphs],
+        *,
+        num_classes: int,
+        class_names: Sequence[str] | None = None,
+        numbers: bool = False,
+    ) -> "PartitionTable":
+        """Measure clients that hold many graphs.
+
+        Args:
+            clients: The clients.
+            num_classes: Classes of the federation; of labels and numbers, any.
+            class_names: What the classes are called; None for their numbers.
+            numbers: Whether targets are numbers.
+        """
+        of_examples = cls.from_examples(clients, num_classes=num_classes, class_names=class_names)
+        counts = [row.num_classes for row in of_examples.rows]
+        rows = rows_of(clients, counts, numbers=numbers)
+        return replace(of_examples, rows=rows, spreads=spreads_of(clients, numbers=numbers))
+
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the columns; the first is the client."""
@@ -227,50 +255,40 @@ class PartitionTable:
         return self.rich_table()._repr_mimebundle_((), ())
 
     def plot_labels(self, path: str | Path) -> None:
-        """Draw how many nodes or examples of each class every client holds, and save the picture.
+        """Draw how many examples of each class every client holds, and how its graphs are spread; save the picture.
 
         Args:
             path: Its ending sets the format, e.g. ``labels.png`` or ``labels.pdf``.
 
         Raises:
-            ValueError: The clients' task is a regression.
+            ValueError: There is neither: the clients' task is a regression, and they do not hold many graphs.
         """
         from matplotlib.figure import Figure
 
-        if not self.label_counts:
+        if not self.label_counts and not self.spreads:
             raise ValueError("there are no labels to draw: the clients' task is a regression (leave --picture out)")
-        count_CK = np.array(self.label_counts)
-        num_clients, num_classes = count_CK.shape
-        colors = _class_colors(num_classes)
+        num_classes = len(self.label_counts[0]) if self.label_counts else 0
         names = [str(k) if k >= len(self.class_names) else self.class_names[k] for k in range(num_classes)]
-        longest = max(map(len, names))
+        longest = max(map(len, names), default=0)
         legend_columns = -(-num_classes // 20)
-        legend_rows = -(-num_classes // legend_columns)
-        height = max(1.4 + 0.24 * num_clients, 0.8 + 0.18 * legend_rows)
-        figure = Figure(figsize=(7.5 + (0.4 + 0.075 * longest) * legend_columns, height), layout="constrained")
-        axes = figure.subplots()
-        left_CK = count_CK.cumsum(axis=1) - count_CK
-        for k in range(num_classes):
-            axes.barh(
-                range(num_clients), count_CK[:, k], left=left_CK[:, k], height=0.78, color=colors[k], label=names[k]
+        legend_rows = -(-num_classes // legend_columns) if num_classes else 0
+        height = max(1.4 + 0.24 * len(self.rows), 0.8 + 0.18 * legend_rows)
+        panels = len(self.spreads) + bool(num_classes)
+        width = 7.5 + 3.5 * (panels - 1) + (0.4 + 0.075 * longest) * legend_columns
+        figure = Figure(figsize=(width, height), layout="constrained")
+        (every,) = figure.subplots(1, panels, squeeze=False, sharey=True)
+        for axes, (what, five_numbers) in zip(every[bool(num_classes) :], self.spreads.items(), strict=True):
+            draw_spread(axes, five_numbers, what)
+            clients_down(axes, [row.client for row in self.rows])
+        if num_classes:
+            draw_labels(every[0], self.label_counts, names, self.columns[1].removeprefix("num_"))
+            clients_down(every[0], [row.client for row in self.rows])
+            every[0].set_title(f"Labels of the clients (heterogeneity {self.heterogeneity:.3f})", loc="left")
+            beside = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "borderaxespad": 0.0, "frameon": False}
+            small = {"fontsize": "small", "columnspacing": 1.0, "handlelength": 1.0}
+            every[-1].legend(
+                *every[0].get_legend_handles_labels(), title="class", ncols=legend_columns, **beside, **small
             )
-        axes.set_yticks(range(num_clients), [row.client for row in self.rows])
-        axes.set_ylim(num_clients - 0.4, -0.6)
-        axes.set_xlabel(self.columns[1].removeprefix("num_"))
-        axes.set_title(f"Labels of the clients (heterogeneity {self.heterogeneity:.3f})", loc="left")
-        axes.spines[["top", "right", "left"]].set_visible(False)
-        axes.tick_params(axis="y", length=0)
-        axes.legend(
-            title="class",
-            loc="upper left",
-            bbox_to_anchor=(1.01, 1.0),
-            borderaxespad=0.0,
-            ncols=legend_columns,
-            columnspacing=1.0,
-            handlelength=1.0,
-            fontsize="small",
-            frameon=False,
-        )
         figure.savefig(path, dpi=150)
 
 
@@ -286,15 +304,3 @@ def _short(value: float) -> str:
     if isinstance(value, int) or value >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 1 else f"{value:.3f}"
-
-
-def _class_colors(num_classes: int) -> list[tuple[float, float, float, float]]:
-    """Return distinct colors: qualitative maps while they suffice, else steps through a continuous one."""
-    from matplotlib import colormaps
-
-    if num_classes <= 10:
-        return [colormaps["tab10"](k) for k in range(num_classes)]
-    qualitative = [colormaps[name](k) for name in ("tab20", "tab20b", "tab20c") for k in range(20)]
-    if num_classes <= len(qualitative):
-        return qualitative[:num_classes]
-    return [colormaps["turbo"](k / (num_classes - 1)) for k in range(num_classes)]

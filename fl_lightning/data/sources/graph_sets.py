@@ -1,88 +1,242 @@
-"""Clients that each hold many graphs, each with its own label."""
+"""Sources of many graphs, each of which is an example: the interface, and your own graphs in memory and in files."""
 
+import hashlib
+from abc import abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from fl_lightning.batches.client_graph import ClientGraph
-from fl_lightning.batches.graph_sets import ClientGraphs
-from fl_lightning.data.allocation import Allocation, Asked, digest_of, masks_of, split_examples
-from fl_lightning.data.preparation import Preparation, checked_targets
-from fl_lightning.data.sources.base import Source
+from fl_lightning.data.allocation import Allocation, Asked, digest_of
+from fl_lightning.data.graph_sets import LoadedGraphs, PreparedGraphs, prepared_graphs
+from fl_lightning.data.partition.partitioners import GivenPartitioner, Partitioner
+from fl_lightning.data.partition.table import PartitionTable
+from fl_lightning.data.preparation import Preparation
+from fl_lightning.data.settings import check_count, check_flag, is_file, user_path
+from fl_lightning.data.sources.array_file import reading
+from fl_lightning.data.sources.base import Source, allow_pickled_graphs
 from fl_lightning.data.sources.examples import client_names
-from fl_lightning.data.sources.joined import GRAPH, Part, joined
-from fl_lightning.tasks import GraphClassification, GraphRegression
+from fl_lightning.data.targets import checked_targets
+from fl_lightning.tasks import GraphClassification, GraphRegression, Task
 from fl_lightning.tasks.base import kind_of_target
 
 
-class GraphSets(Source):
-    """Graphs in memory.
+class GraphSetSource(Source):
+    """A set of graphs, each with a class, labels or numbers of its own. A partitioner makes clients of it.
+
+    Partitioners see of each graph its class, ``size`` (nodes), ``degree`` (mean), ``density``, ``features`` (mean), and
+    the columns of the source's table.
 
     Args:
-        clients: For each client its graphs, with ``x``, ``edge_index``, ``y`` (a class, labels or numbers of the graph)
-            and perhaps ``edge_weight`` and ``edge_attr``.
-        names: Of the clients; None for their numbers.
         undirected: Add missing reverse edges.
-
-    Raises:
-        ValueError: A client has no graphs, or not a name for each client.
+        max_degree: Graphs without features get the degrees of their nodes, one-hot; higher ones count as this, None for
+            the highest that occurs.
     """
 
-    def __init__(
-        self, clients: Sequence[Sequence[Data]], names: Sequence[str] | None = None, undirected: bool = True
-    ) -> None:
-        if not clients or not all(clients):
-            raise ValueError("GraphSets.clients must have at least one graph of each client")
-        if names is not None and (len(names) != len(clients) or len(set(names)) < len(names)):
-            raise ValueError(f"GraphSets.names is {names}: give each of the {len(clients)} clients its own")
-        self.sets = [list(each) for each in clients]
-        self.names = client_names("client", len(clients)) if names is None else tuple(names)
-        self.preparation = Preparation(normalize_features=False, largest_component=False, undirected=undirected)
+    #: The column with the clients, where no partitioner is given; None if one is needed.
+    clients_by: str | None = None
+
+    def __init__(self, undirected: bool = True, max_degree: int | None = None) -> None:
+        check_flag("undirected", undirected)
+        if max_degree is not None:
+            check_count("max_degree", max_degree)
+        self.undirected = undirected
+        self.max_degree = max_degree
+
+    @abstractmethod
+    def load(self, root: Path, cache_dir: Path | None = None) -> LoadedGraphs:
+        """Read the graphs.
+
+        Args:
+            root: Folder of the data sets (see :func:`fl_lightning.data.sources.folders.data_root`).
+            cache_dir: Where converted files go; None for the default cache folder.
+
+        Raises:
+            FileNotFoundError: Files are missing.
+            ValueError: They are not sound.
+        """
+
+    @property
+    def preparation(self) -> Preparation:
+        """What is done to each graph."""
+        return Preparation(normalize_features=False, largest_component=False, undirected=self.undirected)
 
     def identity(self) -> dict[str, Any]:
-        """The graphs themselves are part of the partition's hash."""
-        return {"source": type(self).__name__, "names": list(self.names), "preparation": self.preparation.identity()}
+        """What the graphs depend on, as JSON-ready values; their content is part of the partition's hash."""
+        return {"source": type(self).__name__, "undirected": self.undirected, "max_degree": self.max_degree}
 
-    def allocate(self, asked: Asked, prepared: Any) -> Allocation:
+    def read(self, root: Path, cache_dir: Path | None, title: str = "") -> PreparedGraphs:
+        """The graphs, read and prepared; messages call them by the title."""
+        return prepared_graphs(self.load(root, cache_dir), self.preparation, title or str(self), self.max_degree)
+
+    def partitioner_for(self, given: Partitioner | None) -> Partitioner:
+        """The given one, or that of the natural clients."""
+        if given is None and self.clients_by is not None:
+            return GivenPartitioner(self.clients_by)
+        if given is None:
+            raise ValueError(
+                f"data.partitioner is missing: {type(self).__name__} is one set of graphs, which has to be shared out, "
+                "for example by a RandomPartitioner"
+            )
+        if given.needs_edges:
+            raise ValueError(
+                f"data.partitioner is {type(given).__name__}, which cuts one graph along its edges, but "
+                f"{type(self).__name__} is a set of graphs: choose RandomPartitioner, DirichletPartitioner, "
+                "SortedPartitioner or GivenPartitioner"
+            )
+        return given
+
+    def prepare(self, asked: Asked) -> PreparedGraphs:
+        """The graphs; what is converted is cached before other processes read it."""
+        return self.read(asked.root, asked.cache_dir)
+
+    def allocate(self, asked: Asked, prepared: PreparedGraphs) -> Allocation:
         """Every client's graphs."""
-        rows = [torch.stack([torch.as_tensor(graph.y).reshape(-1) for graph in names]) for names in self.sets]
-        y = torch.cat(rows)
-        kind = kind_of_target(y)
-        task = GraphRegression() if kind == "numbers" else GraphClassification(multi_label=kind == "labels")
-        targets = list(torch.split(checked_targets(y, len(y), "GraphSets"), [len(each) for each in rows]))
-        roles = split_examples(task, targets, asked)
-        clients = tuple(map(self._client, self.names, self.sets, targets, roles))
-        tensors = [t for each in clients for t in (each.union.x_NF, each.union.edge_index_2E, each.num_nodes_G)]
+        assert asked.partitioner is not None
+        task, [y_G] = task_and_targets([prepared], [str(self)])
+        if asked.partitioner.needs_classes and not task.target.has_classes:
+            raise ValueError(
+                f"{type(asked.partitioner).__name__} shares graphs out by their classes, but these have "
+                f"{task.target.name}: choose another partitioner, such as RandomPartitioner"
+            )
+        summary = prepared.summary(task.target.strata(y_G))
+        shares = asked.partitioner(summary, asked.seed)
+        roles = asked.splitter(summary, shares, asked.seed)
+        names = self._client_names(asked.partitioner, prepared, shares)
+        identity = asked.identity(self.identity(), partitioner=asked.partitioner.identity())
+        has_names = prepared.loaded.names is not None
+        class_names = prepared.loaded.class_names or self.class_names
         return Allocation(
             task=task,
-            clients=clients,
-            num_outputs=task.target.num_outputs(targets),
-            source_idx=tuple(torch.arange(each.size) for each in clients),
-            partition_hash=digest_of(asked.identity(self.identity()), (*tensors, *targets, *roles)),
+            clients=tuple(
+                prepared.client(name, graph_M, y_G[graph_M], role_M)
+                for name, graph_M, role_M in zip(names, shares, roles, strict=True)
+            ),
+            num_outputs=task.target.num_outputs([y_G], len(class_names or ())),
+            source_idx=tuple(shares),
+            partition_hash=digest_of(identity, (*content(prepared), y_G, *shares, *roles)),
+            named_nodes=tuple(map(prepared.names, shares)) if has_names else None,
+            class_names=class_names,
         )
 
-    def _client(self, name: str, graphs: Sequence[Data], y_G: Tensor, role_G: Tensor) -> ClientGraphs:
-        keys = ("x", "edge_index", "edge_weight", "edge_attr")
-        whole = joined(
-            Part(
-                graph=Data(**{k: graph[k] for k in keys if graph.get(k) is not None}, y=torch.zeros(graph.num_nodes)),
-                preparation=self.preparation,
-                name=f"{name}, graph {index}",
+    def describe(self, allocation: Allocation, *, seed: int, non_iidness: bool) -> PartitionTable:
+        """Of graphs also sizes, degrees and targets."""
+        return table_of(allocation)
+
+    def _client_names(
+        self, partitioner: Partitioner, prepared: PreparedGraphs, shares: Sequence[Tensor]
+    ) -> tuple[str, ...]:
+        """Clients that are the values of a column are called by them."""
+        column = str(getattr(partitioner, "attribute", ""))
+        if column not in prepared.loaded.columns:
+            return client_names("client", len(shares))
+        texts = prepared.values(column)
+        if all(isinstance(entry, str) for entry in prepared.loaded.columns[column]):
+            return tuple(texts[int(prepared.column(column)[share[0]])] for share in shares)
+        return tuple(str(prepared.column(column)[share[0]].item()) for share in shares)
+
+
+class InMemoryGraphSet(GraphSetSource):
+    """One set of graphs in memory, for a partitioner.
+
+    Args:
+        graphs: With ``edge_index``, ``y`` (a class, labels or numbers of the graph), ``x``, and perhaps ``edge_weight``
+            and ``edge_attr``; all of them with the same.
+        undirected: Add missing reverse edges.
+        max_degree: Graphs without features get the degrees of their nodes, one-hot; higher ones count as this, None for
+            the highest that occurs.
+    """
+
+    def __init__(self, graphs: Sequence[Data], undirected: bool = True, max_degree: int | None = None) -> None:
+        super().__init__(undirected, max_degree)
+        self.graphs = list(graphs)
+
+    def load(self, root: Path, cache_dir: Path | None = None) -> LoadedGraphs:  # noqa: D102
+        return LoadedGraphs(graphs=self.graphs)
+
+
+class GraphSetFile(GraphSetSource):
+    """A set of graphs of your own: a list of ``torch_geometric.data.Data``, written by ``torch.save``.
+
+    Args:
+        path: The file; a relative path starts at the working directory.
+        undirected: Add missing reverse edges.
+        max_degree: Graphs without features get the degrees of their nodes, one-hot; higher ones count as this, None for
+            the highest that occurs.
+    """
+
+    def __init__(self, path: str, undirected: bool = True, max_degree: int | None = None) -> None:
+        super().__init__(undirected, max_degree)
+        self.path = user_path("path", path)
+
+    def __str__(self) -> str:
+        """With the file."""
+        return f"GraphSetFile({str(self.path)!r})"
+
+    def load(self, root: Path, cache_dir: Path | None = None) -> LoadedGraphs:  # noqa: D102
+        if not is_file(self.path):
+            raise FileNotFoundError(
+                f"path={str(self.path)!r}: {self.path.absolute()} is not a file. Write one with "
+                "`torch.save(graphs, path)` or correct the source's path."
             )
-            for index, graph in enumerate(graphs)
+        expected = "a list of torch_geometric Data that loads with weights_only=True, one for each graph"
+        with reading(self.path, expected):
+            with allow_pickled_graphs():
+                saved = torch.load(self.path, map_location="cpu", weights_only=True)
+            if not isinstance(saved, list):
+                raise ValueError(f"it holds a {type(saved).__name__}")
+            graphs = [Data.from_dict(each) if isinstance(each, dict) else each for each in saved]
+        return LoadedGraphs(graphs=graphs)
+
+    def identity(self) -> dict[str, Any]:
+        """Depends on the file's contents, not on its place."""
+        with self.path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return {**super().identity(), "sha256": digest}
+
+
+def table_of(allocation: Allocation) -> PartitionTable:
+    """The table of clients that hold many graphs."""
+    return PartitionTable.from_graph_sets(
+        allocation.clients,
+        num_classes=allocation.num_outputs,
+        class_names=allocation.class_names,
+        numbers=allocation.task.target.is_numeric,
+    )
+
+
+def content(prepared: PreparedGraphs) -> tuple[Tensor, ...]:
+    """What the hash of a partition covers of a set of graphs."""
+    union = prepared.union
+    edge_data = [union[key] for key in ("edge_weight", "edge_attr") if union.get(key) is not None]
+    return (union.x, union.edge_index, prepared.num_nodes_G, *edge_data)
+
+
+def task_and_targets(sets: Sequence[PreparedGraphs], titles: Sequence[str]) -> tuple[Task, list[Tensor]]:
+    """What is learned of sets of graphs, and the checked targets of each.
+
+    Raises:
+        ValueError: Targets are not sound, or not of one kind.
+    """
+    kinds = [_kind(each) for each in sets]
+    if len({each.y.shape[1] for each in sets}) == 1 and not any(each.loaded.kind for each in sets):
+        kinds = [kind_of_target(torch.cat([each.y for each in sets]))] * len(sets)
+    if len(set(kinds)) > 1:
+        other = next(index for index, kind in enumerate(kinds) if kind != kinds[0])
+        raise ValueError(
+            f"the targets of {titles[other]} are {kinds[other]}, those of {titles[0]} {kinds[0]}: all clients need the "
+            "same kind of target"
         )
-        union = ClientGraph(
-            name=name,
-            x_NF=whole.x,
-            edge_index_2E=whole.edge_index,
-            y_N=torch.full((whole.num_nodes,), -1),
-            **masks_of(torch.zeros(whole.num_nodes)),
-            node_idx_N=torch.arange(whole.num_nodes),
-            edge_weight_E=whole.get("edge_weight"),
-            edge_attr_EK=whole.get("edge_attr"),
-        )
-        num_nodes_G = torch.bincount(whole[GRAPH], minlength=len(graphs))
-        return ClientGraphs(name=name, union=union, num_nodes_G=num_nodes_G, y_N=y_G, **masks_of(role_G))
+    targets = [
+        checked_targets(each.y, each.num_graphs, title, given=kinds[0], example="graph")
+        for each, title in zip(sets, titles, strict=True)
+    ]
+    multi_label = kinds[0] == "labels"
+    return GraphRegression() if kinds[0] == "numbers" else GraphClassification(multi_label=multi_label), targets
+
+
+def _kind(prepared: PreparedGraphs) -> str:
+    return kind_of_target(prepared.y, given=prepared.loaded.kind)

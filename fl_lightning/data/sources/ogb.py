@@ -77,17 +77,23 @@ class OgbSource(GraphSource):
 
 
 def _import_dataset_class() -> Any:
-    """Import OGB's reader without the version check that its import would start in a thread."""
+    with no_version_check():
+        from ogb.nodeproppred import PygNodePropPredDataset
+    return PygNodePropPredDataset
+
+
+@contextlib.contextmanager
+def no_version_check() -> Iterator[None]:
+    """Import modules of OGB in it without the version check that their import would start in a thread."""
     absent = object()
     checker = sys.modules.get("outdated", absent)
     sys.modules["outdated"] = None  # type: ignore[assignment]  # importing it raises ImportError, which ogb accepts
     try:
-        from ogb.nodeproppred import PygNodePropPredDataset
+        yield
     finally:
         del sys.modules["outdated"]
         if checker is not absent:
             sys.modules["outdated"] = checker  # type: ignore[assignment]
-    return PygNodePropPredDataset
 
 
 @contextlib.contextmanager

@@ -7,8 +7,9 @@ from typing import Any
 from torch_geometric.data import Data
 
 from fl_lightning.data.sources.base import FileSource, GraphSource, Source
-from fl_lightning.data.sources.graph_sets import GraphSets
+from fl_lightning.data.sources.graph_sets import GraphSetSource
 from fl_lightning.data.sources.joined import GRAPH, Part, joined
+from fl_lightning.data.sources.many_graph_sets import GraphSets, ManyGraphSets
 
 
 class InMemorySource(GraphSource):
@@ -99,7 +100,7 @@ def as_source(source: Any) -> Source:
     """Convert to a source.
 
     A graph in memory or a file is one graph; a list of graphs, files or sources has a client for each; a list of lists
-    of graphs has clients whose graphs have labels.
+    of graphs, or of sets of graphs, has clients whose graphs have labels.
 
     Raises:
         ValueError: It is none of these.
@@ -122,5 +123,7 @@ def _converted(source: Any) -> Any:
     if isinstance(source, list | tuple):
         if source and all(isinstance(each, list | tuple) for each in source):
             return GraphSets(source)
+        if source and all(isinstance(each, GraphSetSource) for each in source):
+            return ManyGraphSets(list(source))
         return ManyGraphs([_converted(each) for each in source])
     return source

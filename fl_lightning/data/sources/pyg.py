@@ -11,6 +11,7 @@ each name has a folder already.
 import hashlib
 import importlib
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -45,61 +46,90 @@ class PyGSource(GraphSource):
         ignore_label: int | None = None,
     ) -> None:
         super().__init__(normalize_features, largest_component, undirected, ignore_label)
-        check_text("dataset", dataset, "torch_geometric.datasets.Planetoid")
-        if not isinstance(arguments, dict | None):
-            raise ValueError(f"arguments={arguments!r}: give the settings of {dataset} by their names.")
-        for name, value in (arguments or {}).items():
-            if not isinstance(name, str) or not isinstance(value, str | int | float | bool) or name == "root":
-                remedy = "set data.root in its place" if name == "root" else "give a text, a number, true or false"
-                raise ValueError(f"arguments: {name!r} is {value!r}; {remedy}.")
-        self.dataset = dataset
-        self.arguments = dict(arguments or {})
+        self.dataset, self.arguments = dataset, checked_arguments(dataset, arguments)
 
     def __str__(self) -> str:
         """With the class and its arguments."""
-        return ", ".join(
-            [self.dataset.rpartition(".")[2], *(f"{key}={value}" for key, value in self.arguments.items())]
-        )
+        return title_of(self.dataset, self.arguments)
 
     @property
     def converted_folder(self) -> str:
         """The folder in PyG's ``processed/`` with the converted files; empty if nobody else uses it."""
-        setting = json.dumps([self.dataset, self.arguments], sort_keys=True)
-        return f"{self.dataset.rpartition('.')[2]}-{hashlib.sha256(setting.encode()).hexdigest()[:12]}"
+        return folder_of(self.dataset, self.arguments)
 
     def check_raw(self, path: Path) -> None:
         """Raise a ValueError if a raw file cannot be given to PyG's reader."""
         return
 
     def load(self, root: Path, cache_dir: Path | None = None) -> Data:  # noqa: D102
-        module, _, name = self.dataset.rpartition(".")
-        try:
-            dataset_class = getattr(importlib.import_module(module), name)
-            if not issubclass(dataset_class, Dataset):
-                raise TypeError("it is not a data set")
-        except Exception as error:  # importing runs the module
-            raise ValueError(
-                f"dataset={self.dataset!r} is not an importable class of data sets ({one_line(error)}); give a path "
-                "such as 'torch_geometric.datasets.Planetoid'."
-            ) from error
-        arguments = {"root": str(root), **self.arguments}
-        dataset = open_dataset(
-            dataset_class,
-            arguments,
-            root,
-            cache_dir,
-            converted_folder=self.converted_folder,
-            check_raw=self.check_raw,
-        )
+        folder = self.converted_folder
+        dataset = open_by_path(self.dataset, self.arguments, root, cache_dir, folder, check_raw=self.check_raw)
         if len(dataset) != 1:
             raise ValueError(
                 f"dataset={self.dataset!r} with {self.arguments} holds {len(dataset)} graphs; one graph is needed. "
-                "Choose one by `arguments`, or save a list of them to a file, a client each, and use FileSource."
+                "Choose one by `arguments`; or use PyGGraphSet if each graph has a target of its own; or save a list "
+                "of them to a file, a client each, and use FileSource."
             )
         return dataset[0]
 
     def identity(self) -> dict[str, Any]:  # noqa: D102
         return {"source": "PyGSource", "dataset": self.dataset, "arguments": self.arguments}
+
+
+def checked_arguments(dataset: Any, arguments: Any) -> dict[str, str | int | float | bool]:
+    """The arguments of a class of PyG's, checked.
+
+    Raises:
+        ValueError: The path of the class is no text, or the arguments are not what a configuration can hold.
+    """
+    check_text("dataset", dataset, "torch_geometric.datasets.Planetoid")
+    if not isinstance(arguments, dict | None):
+        raise ValueError(f"arguments={arguments!r}: give the settings of {dataset} by their names.")
+    for name, value in (arguments or {}).items():
+        if not isinstance(name, str) or not isinstance(value, str | int | float | bool) or name == "root":
+            remedy = "set data.root in its place" if name == "root" else "give a text, a number, true or false"
+            raise ValueError(f"arguments: {name!r} is {value!r}; {remedy}.")
+    return dict(arguments or {})
+
+
+def title_of(dataset: str, arguments: Mapping[str, Any]) -> str:
+    """What messages call a data set of PyG's."""
+    return ", ".join([dataset.rpartition(".")[2], *(f"{key}={value}" for key, value in arguments.items())])
+
+
+def folder_of(dataset: str, arguments: Mapping[str, Any]) -> str:
+    """A folder in PyG's ``processed/`` that depends on the class and all its arguments."""
+    setting = json.dumps([dataset, arguments], sort_keys=True)
+    return f"{dataset.rpartition('.')[2]}-{hashlib.sha256(setting.encode()).hexdigest()[:12]}"
+
+
+def open_by_path(
+    dataset: str,
+    arguments: Mapping[str, Any],
+    root: Path,
+    cache_dir: Path | None,
+    converted_folder: str,
+    *,
+    check_raw: Callable[[Path], None] | None = None,
+) -> Any:
+    """Construct a data set of a class of PyG's; see :func:`~fl_lightning.data.sources.converted.open_dataset`.
+
+    Raises:
+        FileNotFoundError: Files are missing and cannot be downloaded.
+        ValueError: The class cannot be imported, is no data set, or its files are damaged.
+    """
+    module, _, name = dataset.rpartition(".")
+    try:
+        dataset_class = getattr(importlib.import_module(module), name)
+        if not issubclass(dataset_class, Dataset):
+            raise TypeError("it is not a data set")
+    except Exception as error:  # importing runs the module
+        raise ValueError(
+            f"dataset={dataset!r} is not an importable class of data sets ({one_line(error)}); give a path such as "
+            "'torch_geometric.datasets.Planetoid'."
+        ) from error
+    given = {"root": str(root), **arguments}
+    return open_dataset(dataset_class, given, root, cache_dir, converted_folder=converted_folder, check_raw=check_raw)
 
 
 class _NamedPyGSource(PyGSource):

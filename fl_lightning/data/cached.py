@@ -1,0 +1,53 @@
+"""Files of the cache: written in one step, read if they are whole."""
+
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from fl_lightning.data.sources.array_file import one_line
+from fl_lightning.data.sources.folders import unwritable_cache_message
+
+Content = TypeVar("Content")
+
+
+def save(path: Path, state: Mapping[str, Any]) -> None:
+    """Write a file in one step, so that no reader ever sees half of it.
+
+    Raises:
+        ValueError: The cache folder cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.stem, suffix=".tmp", delete=False) as file:
+            try:
+                torch.save(dict(state), file)
+                file.flush()
+                os.fsync(file.fileno())
+                os.replace(file.name, path)
+            except BaseException:
+                os.unlink(file.name)
+                raise
+    except OSError as error:
+        raise ValueError(unwritable_cache_message(path.parent, error)) from error
+
+
+def load(path: Path, what: str, check: Callable[[Any], Content]) -> Content | None:
+    """Read a file; None if there is none, and None with a warning if it is damaged.
+
+    Args:
+        path: The file.
+        what: What the warning calls it.
+        check: Makes the result of what the file holds; it raises if that is not what was written.
+    """
+    if not path.exists():
+        return None
+    try:
+        return check(torch.load(path, weights_only=True))
+    except Exception as error:  # there is nothing that a damaged file does not raise
+        warnings.warn(f"{what} {path} is damaged and is regenerated ({one_line(error)}).", stacklevel=3)
+        return None

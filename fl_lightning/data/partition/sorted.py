@@ -1,0 +1,50 @@
+"""Clients whose examples are alike in one respect: all are sorted by it, and cut into equal parts."""
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from fl_lightning.data.partition.partitioners import Partitioner
+from fl_lightning.data.settings import check_text
+from fl_lightning.kernels.randomness import generator
+
+
+class SortedPartitioner(Partitioner):
+    """Equal shares of the examples in ascending order of one number: topology or feature skew of a set of graphs.
+
+    Args:
+        num_clients: Clients; their sizes differ by at most one example.
+        by: Of a set of graphs: ``size`` (nodes), ``degree`` (mean degree), ``density`` (share of the possible edges),
+            ``features`` (mean of all features), or a column of the source's table. Of a graph, an attribute of its
+            nodes.
+        seed: Of the order among equals; None for the seed of the data module.
+
+    Source: Li et al., "OpenFGL: A Comprehensive Benchmark for Federated Graph Learning", PVLDB 2025: topology skew
+    sorts graphs by their mean degree, feature skew by the mean of their features.
+    """
+
+    def __init__(self, num_clients: int, by: str = "degree", seed: int | None = None) -> None:
+        super().__init__(num_clients, seed)
+        check_text("by", by, "degree")
+        self.by = by
+
+    def assign(self, data: Data, seed: int) -> list[Tensor]:  # noqa: D102
+        value_N = data.get(self.by)
+        numbers = [
+            key
+            for key in sorted(data.keys())
+            if isinstance(data[key], Tensor) and data[key].shape == (data.num_nodes,) and not data[key].is_complex()
+        ]
+        if self.by not in numbers:
+            raise ValueError(
+                f"by={self.by!r} is not a number of each example, as {', '.join(numbers)} are: sort by one of these."
+            )
+        assert isinstance(value_N, Tensor)
+        if bool(value_N.isnan().any()):
+            raise ValueError(
+                f"by={self.by!r}: example {int(value_N.isnan().nonzero()[0])} has no such number (nan): sort by "
+                "another."
+            )
+        shuffled = torch.randperm(len(value_N), generator=generator(seed, "sorted partition"))
+        order = shuffled[value_N[shuffled].argsort(stable=True)]
+        return list(order.tensor_split(self.num_clients))

@@ -1,0 +1,190 @@
+"""Molecules from SMILES, with the features of OGB; tables of molecules."""
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fl_lightning.data import (
+    AqSolDB,
+    ClientSplit,
+    FederatedDataModule,
+    GivenPartitioner,
+    MoleculeSource,
+    RandomPartitioner,
+    SortedPartitioner,
+    Tox21,
+)
+from fl_lightning.data.sources.smiles import molecules_of
+
+pytest.importorskip("rdkit", reason="needs the extra molecules")
+pytestmark = pytest.mark.filterwarnings("ignore:ClientSplit leaves clients")
+
+ATOM = (119, 5, 12, 12, 10, 6, 6, 2, 2)
+BOND = (5, 6, 2)
+TABLE = """smiles,ID,place,weight,a,b
+CCO,A-1,x,46.1,1,0
+C,B-1,y,16.0,,1
+nonsense,A-2,x,1,0,1
+CC,B-2,y,30,,
+O,A-3,x,18,0,1
+"""
+
+
+def module(source: Any, root: Path, *parts: Any) -> FederatedDataModule:
+    split = ClientSplit(1.0, 0.0)
+    data = FederatedDataModule(source, *parts, splitter=split, root=str(root), cache_dir=str(root / "c"))
+    data.setup()
+    return data
+
+
+def write(root: Path, text: str = TABLE) -> str:
+    (root / "table.csv").write_text(text)
+    return "table.csv"
+
+
+def places(row: torch.Tensor, dims: tuple[int, ...]) -> list[int]:
+    """The category of each property in a one-hot row."""
+    parts = row.split(list(dims))
+    assert all(part.sum() == 1 for part in parts)
+    return [int(part.argmax()) for part in parts]
+
+
+def test_a_molecule_by_hand(tmp_path: Path) -> None:
+    """Ethanol: element, chirality, degree with hydrogens, charge + 5, hydrogens, radicals, SP3, aromatic, in a ring."""
+    graph, chiral = molecules_of(["CCO", "Cl[C@H](/C=C/C)Br"], tmp_path).graphs(bonds=True)
+    assert graph.x.shape == (3, 174)
+    assert [places(row, ATOM) for row in graph.x] == [
+        [5, 0, 4, 5, 3, 0, 2, 0, 0],
+        [5, 0, 4, 5, 2, 0, 2, 0, 0],
+        [7, 0, 2, 5, 1, 0, 2, 0, 0],
+    ]
+    assert graph.edge_index.tolist() == [[0, 1, 1, 2], [1, 0, 2, 1]]
+    assert [places(row, BOND) for row in graph.edge_attr] == [[0, 0, 0]] * 4
+    assert places(chiral.x[1], ATOM) == [5, 2, 4, 5, 1, 0, 2, 0, 0]  # as OGB's source says of these two
+    assert places(chiral.edge_attr[4], BOND) == [1, 2, 0]
+
+
+def test_molecules_are_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = molecules_of(["CCO", "?", "C"], tmp_path)
+    assert first.num_atoms.tolist() == [3, 0, 1]
+    with monkeypatch.context() as patch:
+        patch.setattr("fl_lightning.data.sources.smiles._convert", lambda smiles: pytest.fail("converted again"))
+        assert torch.equal(molecules_of(["CCO", "?", "C"], tmp_path).atom, first.atom)
+    [path] = (tmp_path / "molecules").iterdir()
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.warns(UserWarning, match="The cached file of molecules .* is damaged and is regenerated"):
+        assert torch.equal(molecules_of(["CCO", "?", "C"], tmp_path).edge, first.edge)
+    molecules_of(["CCO", "C"], tmp_path)
+    assert len(list((tmp_path / "molecules").iterdir())) == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*molecules are left out")
+def test_a_table_of_molecules(tmp_path: Path) -> None:
+    source = MoleculeSource(write(tmp_path), targets=["a", "b"], names="ID", columns=["place", "weight"])
+    data = module(source, tmp_path, RandomPartitioner(1))
+    [client] = data.clients
+    assert str(data.task) == "GraphClassification (multi_label)"
+    assert client.num_nodes_G.tolist() == [3, 1, 1]
+    assert client.union.edge_attr_EK is None
+    assert client.y_N.nan_to_num(-1).tolist() == [[1, 0], [-1, 1], [0, 1]]
+    assert data.class_names == ("a", "b")
+    assert data.user_names(0).names == ("A-1", "B-1", "A-3")
+    by_place = module(source, tmp_path, GivenPartitioner("place"))
+    assert [(each.name, each.size) for each in by_place.clients] == [("x", 2), ("y", 1)]
+    by_weight = module(source, tmp_path, SortedPartitioner(3, by="weight"))
+    assert [by_weight.source_idx_N(client).tolist() for client in range(3)] == [[1], [2], [0]]
+
+
+@pytest.mark.filterwarnings("ignore:.*molecules are left out")
+def test_the_hash_depends_on_every_setting(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    settings: list[dict[str, Any]] = [
+        {"targets": ["a", "b"]},
+        {"targets": ["b", "a"]},
+        {"targets": ["weight"]},
+        {"targets": ["b"]},
+        {"targets": ["b"], "kind": "numbers"},
+        {"targets": ["a", "b"], "bonds": True},
+        {"targets": ["a", "b"], "columns": ["place"]},
+    ]
+    parts = [module(MoleculeSource(path, **each), tmp_path, RandomPartitioner(1)) for each in settings]
+    assert len({each.partition_hash for each in parts}) == len(settings)
+    assert parts[5].clients[0].union.edge_attr_EK.shape == (4, 13)
+    assert [str(each.task) for each in parts[2:5]] == ["GraphRegression", "GraphClassification", "GraphRegression"]
+
+
+def test_what_is_left_out_is_said(tmp_path: Path) -> None:
+    source = MoleculeSource(write(tmp_path), targets=["a", "b"])
+    with pytest.warns(UserWarning, match="left out") as said:
+        source.load(tmp_path, tmp_path)
+    assert [str(each.message) for each in said] == [
+        "MoleculeSource('table.csv'): 1 of 5 molecules are left out, which RDKit cannot read; the first is row 2, "
+        "'nonsense'",
+        "MoleculeSource('table.csv'): 1 of 5 molecules are left out, which have no target; the first is row 3, 'CC'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"smiles": "SMILES"}, "the table has no column 'SMILES'; it has smiles, ID"),
+        ({"targets": ["place"]}, "column 'place' has 'x' in row 0, which is no number"),
+        ({"targets": "a"}, "targets is 'a': give a list of different columns"),
+        ({"columns": ["size"]}, "columns has 'size', which graphs have already"),
+        ({"targets": ["a"], "columns": ["ID", "place", "weight", "nowhere"]}, "no column 'nowhere'"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*molecules are left out")
+def test_tables_that_do_not_fit_are_refused(settings: Any, message: str, tmp_path: Path) -> None:
+    path = write(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        MoleculeSource(path, **settings).load(tmp_path, tmp_path)
+
+
+def test_files_that_are_no_tables_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="expected a table with SMILES and targets"):
+        MoleculeSource("none.csv").load(tmp_path, tmp_path)
+    for text, message in (("smiles,a\nC\n", "line 2 has 1 entries for 2 columns"), ("smiles,a\n", "it has no rows")):
+        with pytest.raises(ValueError, match=message):
+            MoleculeSource(write(tmp_path, text)).load(tmp_path, tmp_path)
+
+
+def test_laboratories_are_clients(tmp_path: Path) -> None:
+    (tmp_path / "aqsoldb").mkdir()
+    rows = [f"{lab}-{index},{'C' * (index + 1)},{index / 2 - 3},{index},G1" for lab in "BAC" for index in range(4)]
+    text = "\n".join(["ID,SMILES,Solubility,MolWt,Group", *rows])
+    with gzip.open(tmp_path / "aqsoldb" / "curated-solubility-dataset.csv.gz", "wt") as file:
+        file.write(text)
+    data = module(AqSolDB(), tmp_path)
+    assert [client.name for client in data.clients] == ["A", "B", "C"]
+    assert str(data.task) == "GraphRegression"
+    assert data.clients[1].y_N.flatten().tolist() == [-3.0, -2.5, -2.0, -1.5]
+    assert data.user_names(2).names == ("C-0", "C-1", "C-2", "C-3")
+    assert len(module(AqSolDB(), tmp_path, RandomPartitioner(2)).clients) == 2
+
+
+def test_assays_are_labels_or_classes(tmp_path: Path) -> None:
+    (tmp_path / "molecules").mkdir()
+    header = ",".join(["smiles", *Tox21.names])
+    rows = [f"{'C' * (index + 1)},{index % 2},{'' if index else 1}" + ",0" * 10 for index in range(6)]
+    (tmp_path / "molecules" / "tox21.csv").write_text("\n".join([header, *rows]))
+    data = module(Tox21(), tmp_path, RandomPartitioner(1))
+    assert (data.num_outputs, str(data.task)) == (12, "GraphClassification (multi_label)")
+    one = module(Tox21(["NR-AR"]), tmp_path, RandomPartitioner(1))
+    assert str(one.task) == "GraphClassification"
+    assert one.clients[0].y_N.tolist() == [0, 1, 0, 1, 0, 1]
+    with pytest.raises(ValueError, match="assays has 'AR', which is not one of NR-AR"):
+        Tox21(["AR"])
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore:AqSolDB. 2 of 9,982 molecules are left out")
+def test_nine_laboratories(require_dataset: Any, tmp_path: Path) -> None:
+    require_dataset("aqsoldb")
+    data = FederatedDataModule(AqSolDB())
+    data.setup()
+    assert [client.name for client in data.clients] == list("ABCDEFGHI")
+    assert sum(client.size for client in data.clients) == 9980
