@@ -83,6 +83,8 @@ def _cause(message: str, words: Sequence[str]) -> str:
         r"(?:unrecognized arguments: --|Subcommand '\w+' does not accept option ')([^\s=']+)", message
     ):
         return _unknown_option(_option_of(unknown[1], words)[2:] or unknown[1])
+    if message == "the following arguments are required: defaults":  # of torch's Optimizer, of which all are kinds
+        return "model.optimizer has settings, but no class: give --model.optimizer torch.optim.Adam before them"
     if missing := re.fullmatch(r"the following arguments are required: ([\w., ]+)", message):
         return f"missing: {', '.join(f'--{name}' for name in missing[1].split(', '))}"
     if unknown := re.search(r"Dict must include a class_path .*NestedArg\(key='([^']+)'", message, flags=re.DOTALL):

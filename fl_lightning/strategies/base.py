@@ -6,6 +6,7 @@ generated) and ``decentralized`` (there is no server).
 
 import dataclasses
 import fnmatch
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -101,26 +102,29 @@ class Strategy(ServerState, ABC):
             raise ValueError(f"strategy.num_epochs must be at most {MOST_EPOCHS:,}, got {self.num_epochs:.3g}")
 
     def require_at_least(self, minimum: float, *settings: str) -> None:
-        """Refuse settings below a minimum; None is allowed.
+        """Refuse settings below a minimum, and infinite ones; None is allowed.
 
         Raises:
-            ValueError: One of them is below the minimum.
+            ValueError: One of them is below the minimum, or infinite.
         """
         for name in settings:
             value = getattr(self, name)
-            if value is not None and not value >= minimum:  # nan neither
-                bound = f"be at least {minimum}" if minimum else "not be negative"
+            if value is not None and not minimum <= value < math.inf:  # nan neither
+                bound = "be finite" if value == math.inf else f"be at least {minimum}" if minimum else "not be negative"
                 raise ValueError(f"strategy.{name} must {bound}, got {value}")
 
     def require_positive(self, *settings: str) -> None:
-        """Refuse settings that are not above 0.
+        """Refuse settings that are not above 0, and infinite ones.
 
         Raises:
-            ValueError: One of them is not positive.
+            ValueError: One of them is not positive, or infinite.
         """
         for name in settings:
-            if not getattr(self, name) > 0:
-                raise ValueError(f"strategy.{name} must be positive, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise ValueError(
+                    f"strategy.{name} must be {'finite' if value == math.inf else 'positive'}, got {value}"
+                )
 
     def require_within(self, least: float, most: float, *settings: str) -> None:
         """Refuse settings outside a closed interval.

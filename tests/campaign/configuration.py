@@ -17,7 +17,8 @@ from fl_lightning.cli import main
 
 Configuration = dict[str, Any]
 NAMES = [kind.__name__ for kind in STRATEGIES]
-_TINY = {**TINY, "topology": {"class_path": "fl_lightning.relations.Complete"}}
+#: A projection fraction whose maps have 250 MB and not 2.5 GB.
+_TINY = {**TINY, "topology": {"class_path": "fl_lightning.relations.Complete"}, "projection_fraction": 0.01}
 
 
 def small(name: str, **trainer: Any) -> Configuration:

@@ -62,6 +62,11 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--trainer.max_epochs=3"], "did you mean --trainer.num_rounds?"),
         (["--trainer.evaluate_evry=3"], "did you mean --trainer.evaluate_every?"),
         (["--data.num_clients=3"], "did you mean --data.partitioner.num_clients?"),
+        (
+            ["--model.optimizer=null", '--model.init_args.optimizer={"init_args": {}}'],
+            "model.optimizer has settings, but no class: give",
+        ),
+        (["--strategy=FedOpt", "--strategy.server_lr=.inf"], "strategy.server_lr must be finite, got inf"),
         (["--model.net=GCNN"], "did you mean fl_lightning.models.GCN?"),
         (["--model.net=Q"], "there is no net 'Q': give a class path, or one of fl_lightning.models.CNN"),
         (["--strategy=nowhere.HalfWay"], "cannot be imported: ModuleNotFoundError: No module named 'nowhere'"),

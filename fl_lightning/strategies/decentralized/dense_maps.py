@@ -58,15 +58,16 @@ class DenseMaps(RestrictionMaps):
         if shared_initialization:
             self._require_equal_sizes()
         self._maps = [
-            torch.empty(num_rows, size, dtype=dtype, device=device)
+            torch.empty(num_rows, size, dtype=dtype)  # drawn on the CPU, in place: they can be large
             for num_rows, size in zip(self.num_rows_C, self.sizes, strict=True)
         ]
         first_C = [0] * len(self.sizes)
         for (i, j), num_rows in zip(self.edge_index_2E.T.tolist(), self.num_rows_E, strict=True):
             random = generator(seed, "restriction_map", *(sorted((i, j)) if shared_initialization else (i, j)))
             rows = slice(first_C[i], first_C[i] + num_rows)
-            self._maps[i][rows] = initialization((num_rows, self.sizes[i]), random, dtype)
+            initialization.fill(self._maps[i][rows], random)
             first_C[i] += num_rows
+        self._maps = [map_.to(device) for map_ in self._maps]
 
     def _require_memory(self) -> None:
         numbers = sum(rows * size for rows, size in zip(self.num_rows_C, self.sizes, strict=True))

@@ -17,8 +17,8 @@ class MapInitialization(ABC):
     """Draws one initial map; never zero, since eq. (19) would keep it at zero."""
 
     @abstractmethod
-    def __call__(self, shape: tuple[int, int], random: torch.Generator, dtype: torch.dtype) -> Tensor:
-        """Return a map of shape (d_ij, d_i) on the CPU."""
+    def fill(self, map_: Tensor, random: torch.Generator) -> None:
+        """Draw a map of shape (d_ij, d_i), on the CPU, in place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +36,10 @@ class GaussianInitialization(MapInitialization):
         if self.deviation is not None:
             _require_positive("deviation", self.deviation)
 
-    def __call__(self, shape: tuple[int, int], random: torch.Generator, dtype: torch.dtype) -> Tensor:
+    def fill(self, map_: Tensor, random: torch.Generator) -> None:
         """Draw the map."""
-        deviation = 1 / math.sqrt(shape[1]) if self.deviation is None else self.deviation
-        return torch.randn(shape, generator=random, dtype=dtype).mul_(deviation)
+        deviation = 1 / math.sqrt(map_.shape[1]) if self.deviation is None else self.deviation
+        map_.normal_(generator=random).mul_(deviation)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,20 +55,20 @@ class UniformInitialization(MapInitialization):
     def __post_init__(self) -> None:
         _require_positive("bound", self.bound)
 
-    def __call__(self, shape: tuple[int, int], random: torch.Generator, dtype: torch.dtype) -> Tensor:
+    def fill(self, map_: Tensor, random: torch.Generator) -> None:
         """Draw the map."""
-        return torch.rand(shape, generator=random, dtype=dtype).mul_(2 * self.bound).sub_(self.bound)
+        map_.uniform_(generator=random).mul_(2 * self.bound).sub_(self.bound)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OrthogonalInitialization(MapInitialization):
     """Orthonormal rows, P P^T = I, uniform among such maps."""
 
-    def __call__(self, shape: tuple[int, int], random: torch.Generator, dtype: torch.dtype) -> Tensor:
+    def fill(self, map_: Tensor, random: torch.Generator) -> None:
         """Draw the map."""
-        columns, triangle = torch.linalg.qr(torch.randn(shape[1], shape[0], generator=random, dtype=dtype))
-        rows: Tensor = (columns * triangle.diagonal().sign()).T
-        return rows
+        num_rows, size = map_.shape
+        columns, triangle = torch.linalg.qr(torch.randn(size, num_rows, generator=random, dtype=map_.dtype))
+        map_.copy_((columns * triangle.diagonal().sign()).T)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,11 +91,10 @@ class IdentityInitialization(MapInitialization):
         if not 0 <= self.noise < math.inf:
             raise ValueError(f"noise must be a number of at least 0, got {self.noise}")
 
-    def __call__(self, shape: tuple[int, int], random: torch.Generator, dtype: torch.dtype) -> Tensor:
+    def fill(self, map_: Tensor, random: torch.Generator) -> None:
         """Draw the map."""
-        map_ = torch.randn(shape, generator=random, dtype=dtype).mul_(self.noise)
+        map_.normal_(generator=random).mul_(self.noise)
         map_.diagonal().add_(self.scale)
-        return map_
 
 
 def _require_positive(name: str, value: float) -> None:

@@ -21,9 +21,8 @@ STARTS = [
 
 @pytest.mark.parametrize("start", STARTS, ids=str)
 def test_starts(start: MapInitialization) -> None:
-    map_RD = start((40, 50), torch.Generator().manual_seed(0), torch.float64)
-    assert map_RD.shape == (40, 50)
-    assert map_RD.dtype == torch.float64
+    map_RD = torch.empty(40, 50, dtype=torch.float64)
+    start.fill(map_RD, torch.Generator().manual_seed(0))
     assert (map_RD.norm(dim=1) > 0).all()
     if isinstance(start, GaussianInitialization):
         assert map_RD.std() == pytest.approx(start.deviation or 50**-0.5, rel=0.05)
