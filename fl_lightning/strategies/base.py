@@ -6,7 +6,6 @@ generated) and ``decentralized`` (there is no server).
 
 import dataclasses
 import fnmatch
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from fl_lightning.models.plain import plain_parts
 from fl_lightning.round.client import ClientModule, NetFactory, OptimizerFactory, Penalty, default_optimizer
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Evaluation, Persistence, Stage, StageAddress, StateSpec
+from fl_lightning.strategies.bounds import Bounded
 from fl_lightning.strategies.server_state import ServerState
 from fl_lightning.tasks import Task
 
@@ -36,7 +36,7 @@ SumWeighting = Literal["examples", "equal"] | None
 
 
 @dataclass(kw_only=True, eq=False)
-class Strategy(ServerState, ABC):
+class Strategy(ServerState, Bounded, ABC):
     """Base class of all strategies. A strategy is one subclass in one file; nothing else has to be edited.
 
     A round runs the stages in order: ``configure`` returns what is sent, the clients work, and ``aggregate`` aggregates
@@ -100,41 +100,6 @@ class Strategy(ServerState, ABC):
                 raise ValueError(f"strategy.{setting.name} must not be null: leave it out for {setting.default!r}")
         if self.num_epochs > MOST_EPOCHS:
             raise ValueError(f"strategy.num_epochs must be at most {MOST_EPOCHS:,}, got {self.num_epochs:.3g}")
-
-    def require_at_least(self, minimum: float, *settings: str) -> None:
-        """Refuse settings below a minimum, and infinite ones; None is allowed.
-
-        Raises:
-            ValueError: One of them is below the minimum, or infinite.
-        """
-        for name in settings:
-            value = getattr(self, name)
-            if value is not None and not minimum <= value < math.inf:  # nan neither
-                bound = "be finite" if value == math.inf else f"be at least {minimum}" if minimum else "not be negative"
-                raise ValueError(f"strategy.{name} must {bound}, got {value}")
-
-    def require_positive(self, *settings: str) -> None:
-        """Refuse settings that are not above 0, and infinite ones.
-
-        Raises:
-            ValueError: One of them is not positive, or infinite.
-        """
-        for name in settings:
-            value = getattr(self, name)
-            if not 0 < value < math.inf:
-                raise ValueError(
-                    f"strategy.{name} must be {'finite' if value == math.inf else 'positive'}, got {value}"
-                )
-
-    def require_within(self, least: float, most: float, *settings: str) -> None:
-        """Refuse settings outside a closed interval.
-
-        Raises:
-            ValueError: One of them is outside the interval.
-        """
-        for name in settings:
-            if not least <= getattr(self, name) <= most:
-                raise ValueError(f"strategy.{name} must be in [{least}, {most}], got {getattr(self, name)}")
 
     def require_net(self, federation: Federation, parameters: str, having: str) -> None:
         """Refuse a net that lacks a part of the strategy's default net.

@@ -66,7 +66,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
             ["--model.optimizer=null", '--model.init_args.optimizer={"init_args": {}}'],
             "model.optimizer has settings, but no class: give",
         ),
-        (["--strategy=FedOpt", "--strategy.server_lr=.inf"], "strategy.server_lr must be positive and finite, got inf"),
+        (["--strategy=FedOpt", "--strategy.server_lr=.inf"], "strategy.server_lr must be finite, got inf"),
         (["--model.net=GCNN"], "did you mean fl_lightning.models.GCN?"),
         (["--model.net=Q"], "there is no net 'Q': give a class path, or one of fl_lightning.models.CNN"),
         (["--strategy=nowhere.HalfWay"], "cannot be imported: ModuleNotFoundError: No module named 'nowhere'"),
