@@ -1,7 +1,8 @@
 """Default settings against a method's own configuration: how far each comes in a few rounds, by ``configs/``.
 
-``python tests/default_settings.py`` trains all own configurations that ``strategies/default_settings.csv`` names and
-writes their metrics into it; ``strategies/test_default_settings.py`` trains with default settings and compares.
+``python tests/default_settings.py [CONFIG ...]`` trains own configurations, all or some of those that
+``strategies/default_settings.csv`` names, and writes their metrics into it; ``strategies/test_default_settings.py``
+trains with default settings and compares.
 """
 
 import csv
@@ -58,10 +59,12 @@ def rows() -> list[dict[str, str]]:
 
 
 def main() -> None:
-    """Train the own configurations, for all seeds of the table, and write the mean of each."""
+    """Train own configurations, for all seeds of the table, and write the mean of each."""
     actual = rows()
     with tempfile.TemporaryDirectory() as folder:
         for row in actual:
+            if sys.argv[1:] and row["config"] not in sys.argv[1:]:
+                continue
             seeds = [int(seed) for seed in row["seeds"].split()]
             config = ROOT / "configs" / f"{row['config']}.yaml"
             metrics = [accuracy(arguments_of(config, int(row["rounds"]), seed), Path(folder)) for seed in seeds]
