@@ -239,7 +239,7 @@ class RunReport(Callback):
         return self._samples[client]
 
     def _predict(self, trainer: Trainer) -> NDArray[Any]:
-        """The task's tally of the test examples of this process's clients; for numbers a sample (P, 2)."""
+        """The task's tally of the test examples of this process's clients; for numbers and links a sample (P, 2)."""
         run, clients = trainer.run, data_of(trainer)
         assert clients is not None
         evaluation = run.strategy.evaluations(run.training_clients)[""]
@@ -249,10 +249,10 @@ class RunReport(Callback):
         result = [target.tally(clients[0].y_N[:0], torch.empty(0, run.registry.num_outputs)).numpy()]
         for client, predicted_NK in predicted.items():
             chosen: Any = clients[client].test_mask_N
-            if target.is_numeric:
+            if target.tally_is_of_examples:
                 chosen = self._sample(trainer, client, chosen, total)
             result.append(target.tally(clients[client].y_N[chosen], predicted_NK.cpu()[chosen]).numpy())
-        return np.concatenate(result) if target.is_numeric else np.sum(result, axis=0)
+        return np.concatenate(result) if target.tally_is_of_examples else np.sum(result, axis=0)
 
     def _can_embed(self, trainer: Trainer) -> bool:
         run = trainer.run

@@ -18,7 +18,7 @@ class UserNames:
     """The user's names of a client's nodes or examples (N), and of the classes.
 
     Attributes:
-        number_N: The index of each in the data that the source loads, int64.
+        number_N: The index of each in the data that the source loads, int64; of pairs of nodes both, (N, 2).
         names: The name of each; None if they have no names.
         class_names: The names of the classes, in order; None if they are unknown.
     """

@@ -7,7 +7,15 @@ import torch
 from torch_geometric.data import Data
 
 from fl_lightning import FederatedDataModule
-from fl_lightning.data import ClientSplit, Examples, ExampleSource, RandomPartitioner
+from fl_lightning.data import (
+    ClientSplit,
+    Examples,
+    ExampleSource,
+    GivenPartitioner,
+    InMemorySource,
+    Links,
+    RandomPartitioner,
+)
 
 NODES, FEATURES = 60, 5
 
@@ -78,5 +86,33 @@ def graphs_of(num_clients: int = 3, *, kind: str = "classes") -> list[list[Data]
 def graph_data(*, kind: str = "classes", batch_size: int | None = None, **settings: Any) -> FederatedDataModule:
     """Those clients."""
     data = FederatedDataModule(graphs_of(kind=kind), batch_size=batch_size, **settings)  # type: ignore[arg-type]
+    data.setup()
+    return data
+
+
+def link_graph(num_nodes: int = 90) -> Data:
+    """Three clients whose links follow the features; given with one direction of each edge, some twice, and loops."""
+    draw = torch.Generator().manual_seed(4)
+    nodes = torch.arange(num_nodes)
+    membership, group = nodes * 3 // num_nodes, nodes % 3
+    x = torch.randn(num_nodes, FEATURES, generator=draw)
+    x[:, :3] += 2 * torch.nn.functional.one_hot(group, 3)
+    pairs = torch.randint(num_nodes, (2, 25 * num_nodes), generator=draw)
+    alike = (group[pairs[0]] == group[pairs[1]]) & (membership[pairs[0]] == membership[pairs[1]])
+    pairs = pairs[:, alike | (torch.rand(pairs.shape[1], generator=draw) < 0.04)]
+    return Data(x=x, edge_index=torch.cat([pairs, pairs[:, :9], pairs[:, 9:20].flip(0)], dim=1), membership=membership)
+
+
+def link_data(folder: Path, partitioner: Any = None, *, source: Any = None, **settings: Any) -> FederatedDataModule:
+    """Three clients of that graph and their links."""
+    links = {name: settings.pop(name) for name in ("negatives", "features", "message_fraction") if name in settings}
+    links |= {"pool_size": settings.pop("pool_size", 60)}
+    data = FederatedDataModule(
+        Links(source or InMemorySource(link_graph()), **links),
+        partitioner or GivenPartitioner(),
+        cache_dir=str(folder),
+        root=str(folder),
+        **settings,
+    )
     data.setup()
     return data

@@ -7,6 +7,7 @@ from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.batches.examples import ExampleBatch, ExampleCollator
 from fl_lightning.batches.graph_sets import ClientGraphs, GraphSetBatch, GraphSetCollator
 from fl_lightning.batches.graphs import GraphBatch, GraphCollator
+from fl_lightning.batches.pairs import ClientPairs, PairBatch, PairCollator
 
 __all__ = [
     "Batch",
@@ -14,6 +15,7 @@ __all__ = [
     "ClientExamples",
     "ClientGraph",
     "ClientGraphs",
+    "ClientPairs",
     "Collator",
     "ExampleBatch",
     "ExampleCollator",
@@ -21,4 +23,6 @@ __all__ = [
     "GraphCollator",
     "GraphSetBatch",
     "GraphSetCollator",
+    "PairBatch",
+    "PairCollator",
 ]

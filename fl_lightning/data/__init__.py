@@ -22,6 +22,7 @@ from fl_lightning.data.sources.examples import Examples, ExampleSource
 from fl_lightning.data.sources.generated import PlantedCommunities, SuperClusterSBM
 from fl_lightning.data.sources.graph_sets import GraphSetFile, GraphSetSource, InMemoryGraphSet
 from fl_lightning.data.sources.images import CompCars, HeterogeneousCIFAR10, RotatedMNIST
+from fl_lightning.data.sources.links import Links, SEALSource
 from fl_lightning.data.sources.many_graph_sets import GraphSets, ManyGraphSets
 from fl_lightning.data.sources.molecules import AqSolDB, MoleculeSource, Tox21
 from fl_lightning.data.sources.natural import PyGGraphs, TwitchSource
@@ -85,6 +86,7 @@ __all__ = [
     "InMemoryGraphSet",
     "InMemorySource",
     "Landmine",
+    "Links",
     "LoadedGraphs",
     "LouvainPartitioner",
     "LouvainPlusPartitioner",
@@ -107,6 +109,7 @@ __all__ = [
     "RandomPartitioner",
     "Role",
     "RotatedMNIST",
+    "SEALSource",
     "ScarceSplit",
     "School",
     "SortedPartitioner",

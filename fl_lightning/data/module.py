@@ -19,7 +19,7 @@ from fl_lightning.data.settings import check_count, check_folder, check_seed
 from fl_lightning.data.sources.base import Source
 from fl_lightning.data.sources.folders import cache_folder, data_root
 from fl_lightning.data.sources.own import as_source
-from fl_lightning.data.split import ClientSplit, GlobalSplit, Splitter
+from fl_lightning.data.split import Splitter
 from fl_lightning.federation import ClientRegistry, UserNames
 from fl_lightning.relations.topology import Topology
 from fl_lightning.tasks import Drawing, Task
@@ -41,8 +41,8 @@ class FederatedDataModule(LightningDataModule, Counted):
         source: A global graph, a set of graphs, or clients with their own examples. From Python also a graph in memory,
             a list of graphs, each a client, or a list of lists of graphs, in which each graph has its own label.
         partitioner: Assigns a graph's nodes, or the graphs of a set, to clients; None where these are given.
-        splitter: Gives nodes or examples their roles; None for ``GlobalSplit(train=0.4, val=0.3)`` on a graph and
-            ``ClientSplit(train=0.6, val=0.2)`` on examples.
+        splitter: Gives nodes, pairs or examples their roles; None for ``GlobalSplit(train=0.4, val=0.3)`` on a graph,
+            ``GlobalSplit(train=0.85, val=0.05)`` on its links, and ``ClientSplit(train=0.6, val=0.2)`` on examples.
         relation_graph: Draws or reads the client relation graph; None for the one that the data set has, if any.
         batch_size: Examples of a mini-batch; None for all of a client's at once. Nodes are trained full-batch.
         steps_per_epoch: None for epochs that are passes: each client's training examples in random order, cut into
@@ -109,7 +109,7 @@ class FederatedDataModule(LightningDataModule, Counted):
             if not isinstance(part, base | None):
                 raise ValueError(f"data.{name} is {part!r}, which is not a {base.__name__}: give one, or none")
         self.partitioner = partitioner
-        self.splitter = splitter or (ClientSplit(train=0.6, val=0.2) if self.source.takes_batches else GlobalSplit())
+        self.splitter = splitter or self.source.default_splitter
         self.relation_graph = relation_graph
         self.batch_size = batch_size
         self.steps_per_epoch = steps_per_epoch

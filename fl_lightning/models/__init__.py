@@ -12,6 +12,7 @@ from fl_lightning.models.gcn import GCN, NormalizedGCN
 from fl_lightning.models.gin import GIN
 from fl_lightning.models.graph_sage import GraphSAGE
 from fl_lightning.models.gru import GRUForecaster
+from fl_lightning.models.link_gcn import LinkGCN
 from fl_lightning.models.masked_gcn import MaskedGCN
 from fl_lightning.models.mlp import MLP, LinearModel
 from fl_lightning.models.output import NetOutput
@@ -37,6 +38,7 @@ __all__ = [
     "GRUForecaster",
     "GraphSAGE",
     "LinearModel",
+    "LinkGCN",
     "MaskedGCN",
     "NetOutput",
     "NormalizedGCN",

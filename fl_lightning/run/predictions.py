@@ -7,6 +7,7 @@ It has a row for each predicted example, with the columns
 - for classes: ``label`` (empty if unknown) and ``prediction``, both by the classes' names if they have any, and the
   probability of each class, ``probability_<class>``;
 - for labels: ``label_<name>`` (1, 0, or empty if unknown) and ``probability_<name>`` for each of them;
+- for links: ``source`` and ``target`` in the place of the number, ``linked`` (1 or 0) and ``score``, its probability;
 - for numbers: ``target_0`` (empty if missing), ``prediction_0``, ``target_1``, ... for each number of a target.
 
 So the test accuracy of a client is the share of its rows of the split ``test`` whose label is the prediction.
@@ -57,7 +58,8 @@ def write_predictions(path: Path, clients: Iterable[Predicted], *, secret: bool 
         for i, each in enumerate(clients):
             if i == 0:
                 columns = each.task.target.columns(_names(each))
-                writer.writerow(["client", each.task.example, *(["name"] if has_names else []), "split", *columns])
+                numbers = each.task.number_columns or (each.task.example,)
+                writer.writerow(["client", *numbers, *(["name"] if has_names else []), "split", *columns])
             writer.writerows(_rows(each, has_names))
 
 
@@ -71,7 +73,8 @@ def _rows(each: Predicted, has_names: bool) -> Iterator[list[object]]:
     ):
         name = [user_names.names[row] if user_names.names is not None else ""] if has_names else []
         split = next((split for split, mask_N in masks.items() if mask_N[row]), "none")
-        yield [client_data.name, number, *name, split, *target.row(label, outputs, names)]
+        numbers = number if isinstance(number, list) else [number]
+        yield [client_data.name, *numbers, *name, split, *target.row(label, outputs, names)]
 
 
 def _names(each: Predicted) -> list[str]:

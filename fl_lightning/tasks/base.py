@@ -43,9 +43,13 @@ class Task(ABC):
     #: The noun for examples, in the plural and in the singular.
     examples: ClassVar[str]
     example: ClassVar[str]
+    #: The columns of the file of predictions for the user's own number of an example; empty for one named as it is.
+    number_columns: ClassVar[tuple[str, ...]] = ()
     #: Whether clients have graphs, and whether the examples are the nodes of one.
     has_graphs: ClassVar[bool] = False
     is_on_nodes: ClassVar[bool] = False
+    #: Whether a node may be in several examples.
+    shares_nodes: ClassVar[bool] = False
     #: Why private training cannot cover it; empty if it can.
     not_private: ClassVar[str] = ""
 
@@ -126,6 +130,13 @@ class Task(ABC):
                 for name, value_N in values.items() if bool(mask_N.any()) else ():
                     result.setdefault(f"{split}/{name}", []).append(float(value_N[mask_N].double().mean()))
         return {name: sum(each) / len(each) for name, each in result.items()}
+
+    def heuristics(self, clients: Sequence[Any]) -> dict[str, dict[str, float]]:
+        """The clients' mean metrics by predictions without learning, by the heuristic's name; empty if there are none.
+
+        They are measured on the examples that models are measured on, and always stand beside a result.
+        """
+        return {}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,29 +1,40 @@
 """The task on pairs of nodes."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
+from fl_lightning.batches.base import Collator
+from fl_lightning.batches.graphs import GraphCollator
+from fl_lightning.batches.pairs import PairCollator
+from fl_lightning.models.link_gcn import LinkGCN
 from fl_lightning.tasks.base import Drawing, Task
-from fl_lightning.tasks.targets import LABELS, Target
+from fl_lightning.tasks.heuristics import heuristic_metrics
+from fl_lightning.tasks.link_target import LINKS
+from fl_lightning.tasks.targets import Target
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinkPrediction(Task):
-    """Whether two nodes of a client's graph are linked. As no source has pairs with roles yet, it is refused."""
+    """Whether two nodes of a client's graph are linked (:class:`~fl_lightning.batches.ClientPairs`)."""
 
     examples = "pairs"
     example = "pair"
-    has_graphs = True
-    not_private = "is for clients with independent examples, but these have pairs of a graph's nodes"
+    number_columns: ClassVar[tuple[str, ...]] = ("source", "target")
+    has_graphs = shares_nodes = True
+    not_private = (
+        "is for clients with independent examples, but these have pairs of a graph's nodes: a link enters the losses "
+        "of its neighbors, and so more gradients than its own"
+    )
 
     @property
     def target(self) -> Target:
-        """One label: linked or not."""
-        return LABELS
+        """Linked or not."""
+        return LINKS
 
     def collator(  # noqa: D102
         self,
@@ -33,11 +44,33 @@ class LinkPrediction(Task):
         drawing: Drawing | None = None,
         device: torch.device,
         dtype: torch.dtype,
-    ) -> NoReturn:
-        raise ValueError("LinkPrediction cannot be trained yet: choose a source of nodes, graphs or examples")
+    ) -> Collator:
+        settings = dataclasses.asdict(drawing or Drawing())
+        return PairCollator(clients, layout=layout, **settings, device=device, dtype=dtype)
+
+    def layout_of(self, clients: Sequence[Any]) -> dict[str, Any]:
+        """Whether features are multiplied as sparse matrices."""
+        return PairCollator.layout_of(clients)
+
+    def layout_for(self, density: float) -> dict[str, Any]:
+        """The same."""
+        return GraphCollator.layout_for(density)
 
     def default_net(
         self, num_features: int | tuple[int, ...], local: type[nn.Module] | None = None
     ) -> Callable[..., nn.Module]:
-        """There is none yet."""
-        raise ValueError("LinkPrediction has no net yet: choose a source of nodes, graphs or examples")
+        """The strategy's own, if it reads pairs, or a GCN with a decoder."""
+        return local if local is not None and getattr(local, "pools", False) else LinkGCN
+
+    def check_net(self, net: nn.Module) -> None:
+        """Refuse a net whose outputs are for nodes."""
+        if not getattr(net, "pools", False):
+            raise ValueError(
+                "LinkPrediction needs a net with an output for each pair of nodes: set model.net to "
+                "fl_lightning.models.LinkGCN, or give a net of your own that pools (batch.pool multiplies the two ends "
+                "of each pair), with pools = True"
+            )
+
+    def heuristics(self, clients: Sequence[Any]) -> dict[str, dict[str, float]]:
+        """Common neighbors, Adamic-Adar and Katz, from the edges along which messages are sent."""
+        return heuristic_metrics(clients)

@@ -37,6 +37,8 @@ class Target(ABC):
     on_demand: ClassVar[tuple[str, ...]] = ()
     #: Whether each example is of one class.
     has_classes: ClassVar[bool] = False
+    #: Whether :meth:`tally` has a row for each example, of which a report keeps a sample.
+    tally_is_of_examples: ClassVar[bool] = False
     #: Whether targets are numbers.
     is_numeric: ClassVar[bool] = False
     #: Whether it computes on a stack of clients without ``vmap``, if the net does, too.
@@ -124,7 +126,7 @@ class Target(ABC):
 
         Returns:
             For classes, the confusion matrix, int64 (K, K); for labels, one confusion matrix each, int64 (K, 2, 2); for
-            numbers, one target of each example with its prediction, (N, 2).
+            numbers, one target of each example with its prediction, (N, 2); for links likewise.
         """
 
 
@@ -202,7 +204,7 @@ class Labels(Target):
     name = "labels"
     monitor = "val/auroc"
     directions = {name: KNOWN[name] for name in ("acc", "loss", *LABEL_METRICS)}  # noqa: RUF012
-    always = LABEL_METRICS
+    always: ClassVar[tuple[str, ...]] = LABEL_METRICS
     tallied_as = "label_counts"
 
     def values(self, logits: Tensor, y: Tensor) -> dict[str, Tensor]:
@@ -265,7 +267,7 @@ class Numbers(Target):
     monitor = "val/mse"
     directions = {name: KNOWN[name] for name in ("mse", "loss", *NUMBER_METRICS)}  # noqa: RUF012
     on_demand = NUMBER_METRICS
-    is_numeric = True
+    is_numeric = tally_is_of_examples = True
     takes_stacks = False  # keeps the last digits of published results, which are those of sums under vmap
     tallied_as = "predicted"
 

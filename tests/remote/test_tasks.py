@@ -5,11 +5,11 @@ import functools
 
 import pytest
 from sites import OPEN, assert_same_clients, make_sites
-from task_data import LabeledRows, graph_data, node_data
+from task_data import LabeledRows, graph_data, link_data, node_data
 from torch.optim import SGD
 
 from fl_lightning import ClientModule, FederatedDataModule, SequentialExecutor
-from fl_lightning.models import GCN, MLP, PooledGCN
+from fl_lightning.models import GCN, MLP, LinkGCN, PooledGCN
 from fl_lightning.relations.topology import Ring
 from fl_lightning.remote import LoopbackChannel, Message, federate
 from fl_lightning.strategies import FedAvg, FedProto
@@ -30,14 +30,16 @@ def strategy() -> FedAvg:
     return FedAvg(num_epochs=2)
 
 
-@pytest.mark.parametrize("kind", ["numbers", "labels", "rows", "graphs"])
+@pytest.mark.parametrize("kind", ["numbers", "labels", "rows", "graphs", "links"])
 def test_sites_come_to_the_same(kind, make_trainer, tmp_path) -> None:
-    drawing = Drawing(batch_size=5) if kind in ("rows", "graphs") else Drawing()
+    drawing = Drawing(batch_size=5) if kind in ("rows", "graphs", "links") else Drawing()
     if kind == "rows":
         data, net = FederatedDataModule(LabeledRows(), batch_size=5), MLP
         data.setup()
     elif kind == "graphs":
         data, net = graph_data(batch_size=5), PooledGCN
+    elif kind == "links":
+        data, net = link_data(tmp_path / "cache", batch_size=5), LinkGCN
     else:
         data, net = node_data(kind, tmp_path / "cache"), GCN
     sites = make_sites(

@@ -23,7 +23,6 @@ from fl_lightning.tasks import (
     ExampleRegression,
     GraphClassification,
     GraphRegression,
-    LinkPrediction,
     NodeClassification,
     NodeRegression,
 )
@@ -240,13 +239,6 @@ def test_a_graph_says_itself_what_its_targets_are(tmp_path) -> None:
         data.setup()
         assert (data.task, data.num_outputs) == (NodeRegression(), 1)
         assert data.statistics(non_iidness=False).label_counts == ()
-
-
-def test_links_are_refused() -> None:
-    with pytest.raises(ValueError, match="LinkPrediction cannot be trained yet"):
-        LinkPrediction().collator([], device=torch.device("cpu"), dtype=torch.float32)
-    with pytest.raises(ValueError, match="LinkPrediction has no net yet"):
-        LinkPrediction().default_net(3)
 
 
 def test_monitors_of_a_subclass_win(make_trainer, tmp_path) -> None:

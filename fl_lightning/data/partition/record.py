@@ -20,17 +20,22 @@ FORMAT_VERSION = 2
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionRecord:
-    """Which nodes each client holds, and what it uses them for.
+    """Which nodes each client holds, and what it uses them, or pairs of them, for.
 
     Attributes:
         node_idx: For each client the ascending indices of its nodes in the prepared graph, int64.
         roles: For each client the :class:`~fl_lightning.data.split.Role` of each of its nodes, int8.
         graph_hash: Of the prepared graph the indices belong to.
+        pairs: For link prediction, each client's pairs of nodes, int64 (P, 3): both by their place among the client's
+            nodes, and 0 for no link, 1 for a link, 2 for a link along which messages are sent; roles are then theirs.
+        candidates: For each client pairs without a link from which training draws, int64 (M, 2); else empty.
     """
 
     node_idx: tuple[Tensor, ...]
     roles: tuple[Tensor, ...]
     graph_hash: str
+    pairs: tuple[Tensor, ...] = ()
+    candidates: tuple[Tensor, ...] = ()
 
     def groups(self) -> tuple[int, ...]:
         """Which clients were drawn from one part: those that share nodes with each other, directly or by others.
@@ -49,7 +54,7 @@ class PartitionRecord:
         """Return the SHA-256 (hex) of the partition, the split, the graph and of what they were made by."""
         digest = hashlib.sha256(canonical_json(identity).encode())
         digest.update(self.graph_hash.encode())
-        for tensor in (*self.node_idx, *self.roles):
+        for tensor in (*self.node_idx, *self.roles, *self.pairs, *self.candidates):
             digest.update(tensor.numel().to_bytes(8, "little"))
             digest.update(tensor.numpy().tobytes())
         return digest.hexdigest()
@@ -64,6 +69,8 @@ class PartitionRecord:
             "graph_hash": self.graph_hash,
             "node_idx": list(self.node_idx),
             "roles": list(self.roles),
+            "pairs": list(self.pairs),
+            "candidates": list(self.candidates),
             "content_hash": self.content_hash({}),
         }
         save(path, state)
@@ -73,7 +80,10 @@ class PartitionRecord:
         """Read a record; None if there is none, and None with a warning if the file is damaged."""
 
         def check(state: dict[str, Any]) -> "PartitionRecord":
-            record = cls(node_idx=tuple(state["node_idx"]), roles=tuple(state["roles"]), graph_hash=state["graph_hash"])
+            record = cls(
+                graph_hash=state["graph_hash"],
+                **{name: tuple(state.get(name, ())) for name in ("node_idx", "roles", "pairs", "candidates")},
+            )
             if record.content_hash({}) != state["content_hash"]:
                 raise ValueError("its content has changed")
             return record

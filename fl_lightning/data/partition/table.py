@@ -15,6 +15,7 @@ from rich.table import Table
 from fl_lightning.batches.client_data import ClientData
 from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.batches.graph_sets import ClientGraphs
+from fl_lightning.batches.pairs import ClientPairs
 from fl_lightning.data.adjacency import adjacency_matrix, clustering_coefficient
 from fl_lightning.data.partition.graph_statistics import GraphSetStatistics, rows_of, spreads_of
 from fl_lightning.data.partition.heterogeneity import (
@@ -23,6 +24,7 @@ from fl_lightning.data.partition.heterogeneity import (
     label_histograms,
     neighborhood_discrepancy,
 )
+from fl_lightning.data.partition.link_statistics import LinkStatistics, link_rows
 from fl_lightning.data.partition.pictures import clients_down, draw_labels, draw_spread
 from fl_lightning.data.preparation import Dropped
 
@@ -92,7 +94,12 @@ class PartitionTable:
             graphs' nodes, mean degrees and targets that are numbers, by what they are of; else empty.
     """
 
-    rows: tuple[ClientStatistics, ...] | tuple[ExampleStatistics, ...] | tuple[GraphSetStatistics, ...]
+    rows: (
+        tuple[ClientStatistics, ...]
+        | tuple[ExampleStatistics, ...]
+        | tuple[GraphSetStatistics, ...]
+        | tuple[LinkStatistics, ...]
+    )
     label_counts: tuple[tuple[int, ...], ...]
     heterogeneity: float
     non_iidness: float = float("nan")
@@ -199,9 +206,17 @@ class PartitionTable:
             numbers: Whether targets are numbers.
         """
         of_examples = cls.from_examples(clients, num_classes=num_classes, class_names=class_names)
-        counts = [row.num_classes for row in of_examples.rows]
+        counts = [row.num_classes for row in of_examples.rows if not isinstance(row, LinkStatistics)]
         rows = rows_of(clients, counts, numbers=numbers)
         return replace(of_examples, rows=rows, spreads=spreads_of(clients, numbers=numbers))
+
+    @classmethod
+    def from_links(
+        cls, clients: Sequence[ClientPairs], *, edges_lost: Sequence[int], dropped: Dropped
+    ) -> "PartitionTable":
+        """Count the links of clients, and the pairs that they are compared with."""
+        rows = link_rows(clients, edges_lost)
+        return cls(rows=rows, label_counts=(), heterogeneity=float("nan"), dropped=dropped)
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ from fl_lightning.data.preparation import (
 from fl_lightning.data.settings import is_file, user_path
 from fl_lightning.data.sources.array_file import reading
 from fl_lightning.data.sources.joined import GRAPH, Part, joined
+from fl_lightning.data.split import ClientSplit, GlobalSplit, Splitter
 from fl_lightning.tasks import NodeClassification, NodeRegression
 from fl_lightning.tasks.base import kind_of_target
 
@@ -65,6 +66,11 @@ class Source(Counted, ABC):
                 f"data.partitioner is {type(given).__name__}, but {type(self).__name__} has its own clients: drop it"
             )
         return None
+
+    @property
+    def default_splitter(self) -> Splitter:
+        """The splitter where none is given."""
+        return ClientSplit(train=0.6, val=0.2) if self.takes_batches else GlobalSplit()
 
     def prepare(self, asked: Asked) -> Any:
         """What one process of a machine makes and caches before the others read; None for nothing."""

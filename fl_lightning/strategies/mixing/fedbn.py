@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fl_lightning.federation import ClientRegistry, Federation
-from fl_lightning.models import MLP, NormalizedGCN, PooledGCN
+from fl_lightning.models import MLP, LinkGCN, NormalizedGCN, PooledGCN
 from fl_lightning.models.batch_norm import norm_parameters
 from fl_lightning.models.plain import name_of
 from fl_lightning.round.client import ClientModule, NetFactory
@@ -32,7 +32,7 @@ class FedBN(FedAvg):
     def net_for(self, registry: ClientRegistry, client: ClientModule) -> NetFactory:
         """The default net, with normalization layers in an MLP and in a net that pools, too."""
         net = super().net_for(registry, client)
-        return functools.partial(net, batch_norm=True) if net in (MLP, PooledGCN) else net
+        return functools.partial(net, batch_norm=True) if net in (MLP, PooledGCN, LinkGCN) else net
 
     def setup(self, federation: Federation) -> None:
         """Find the normalization layers.

@@ -40,6 +40,7 @@ from fl_lightning.round.program import LocalProgram
 from fl_lightning.round.stage import ClientOutput, Evaluation, Stage
 from fl_lightning.strategies.mixing.fedavg import FedAvg
 from fl_lightning.strategies.mixing.routing import copy_once, half, local_loss, shared_output, shared_routes
+from fl_lightning.tasks import Task
 
 #: ε in R.
 SMALLEST = 1e-6
@@ -66,6 +67,15 @@ class Flow(FedAvg):
     takes_statistics = False
     own_net = True
     server_state = ("responded", "share")
+
+    def check_task(self, task: Task) -> None:
+        """Also refuse examples that have nodes in common, as each example's nodes go the example's way."""
+        super().check_task(task)
+        if task.shares_nodes:
+            raise ValueError(
+                f"Flow is for examples with nodes of their own, but here the examples are {task.examples}, which have "
+                "nodes in common: choose a source of nodes, graphs or rows, or another strategy"
+            )
 
     def __post_init__(self) -> None:
         """Check the settings."""

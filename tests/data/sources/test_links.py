@@ -1,0 +1,305 @@
+"""Links of graphs: roles that leak nothing, pools, candidates, and what is refused."""
+
+import itertools
+
+import pytest
+import torch
+from task_data import link_data, link_graph
+from torch_geometric.data import Data
+
+from fl_lightning import FederatedDataModule
+from fl_lightning.data import (
+    ChronologicalSplit,
+    ClientSplit,
+    DirichletPartitioner,
+    FileSource,
+    GivenPartitioner,
+    GivenSplit,
+    InMemorySource,
+    Links,
+    LouvainPartitioner,
+    ManyGraphs,
+    MetisPartitioner,
+    OverlappingMetisPartitioner,
+    PlantedCommunities,
+    RandomPartitioner,
+    ScarceSplit,
+    SEALSource,
+    SuperClusterSBM,
+)
+from fl_lightning.kernels.csr import coordinates
+from fl_lightning.tasks import LinkPrediction
+
+COMMUNITIES = PlantedCommunities(num_nodes=120, num_communities=3, num_features=4, intra_degree=8.0)
+PARTITIONERS = {
+    "metis": MetisPartitioner(3),
+    "louvain": LouvainPartitioner(3),
+    "random": RandomPartitioner(3),
+    "given": GivenPartitioner(),
+    "overlapping": OverlappingMetisPartitioner(4, draws_per_part=2, node_fraction=0.7),
+    "dirichlet": DirichletPartitioner(3, alpha=5.0),
+}
+
+
+def codes(pair, nodes) -> set[tuple[int, int]]:
+    """Pairs as those of the global graph, the smaller node first."""
+    return {tuple(sorted(each)) for each in nodes[pair].tolist()}
+
+
+def check_no_leak(data: FederatedDataModule) -> None:
+    """No client sends messages along, or trains on, a pair that any client validates or tests on."""
+    trained, messages, scored, links = set(), set(), set(), set()
+    for number, client in enumerate(data.clients):
+        nodes, linked = client.graph.node_idx_N, client.y_N[:, 0] > 0.5
+        own_messages = codes(client.graph.edge_index_2E.t(), nodes)
+        assert client.graph.num_edges == 2 * len(own_messages)  # both directions, once each
+        positives = client.pair_P2[client.train_mask_N & linked]
+        if data.source.draws.message_fraction == 1:
+            assert own_messages == codes(positives, nodes)
+        batch = data.collator(data.clients, device=torch.device("cpu"), dtype=torch.float32)
+        for clients in ([number], range(len(data.clients))):  # what either executor computes on
+            row, column = coordinates(batch(clients).adjacency.matrix)
+            size = batch(clients).node_mask.shape[1]
+            own = row // size == list(clients).index(number)
+            pairs = torch.stack([row[own] % size, column[own] % size], dim=1)
+            assert codes(pairs[pairs[:, 0] != pairs[:, 1]], nodes) == own_messages
+        held_out = client.val_mask_N | client.test_mask_N
+        assert len(codes(client.pair_P2[held_out], nodes)) == int(held_out.sum())
+        trained |= codes(client.pair_P2[client.train_mask_N], nodes) | codes(client.candidate_M2, nodes)
+        messages |= own_messages
+        scored |= codes(client.pair_P2[held_out], nodes)
+        links |= codes(client.pair_P2[linked], nodes)
+        others = codes(client.pair_P2[~linked], nodes) | codes(client.candidate_M2, nodes)
+        assert not others & codes(data.whole_graph().edge_index.t(), torch.arange(data.whole_graph().num_nodes))
+        assert not any(first == second for first, second in others)
+    assert scored
+    assert not scored & (trained | messages)
+    assert messages <= links
+
+
+@pytest.mark.parametrize("negatives", ["uniform", "degree", "hard"])
+@pytest.mark.parametrize("name", PARTITIONERS)
+def test_nothing_leaks_through_partitioners(name, negatives, tmp_path) -> None:
+    data = link_data(tmp_path, PARTITIONERS[name], source=COMMUNITIES, negatives=negatives)
+    check_no_leak(data)
+    assert data.task == LinkPrediction()
+    assert data.num_outputs == 1
+
+
+def sources(folder) -> dict[str, tuple]:
+    saved = folder / "graph.pt"
+    torch.save(link_graph(), saved)
+    graphs = [link_graph(60), link_graph(90)]
+    many = ManyGraphs([InMemorySource(graph.update({"y": torch.zeros(len(graph.x))})) for graph in graphs])
+    return {
+        "memory": (InMemorySource(link_graph()), GivenPartitioner()),
+        "file": (FileSource(str(saved)), MetisPartitioner(3)),
+        "super clusters": (SuperClusterSBM(), GivenPartitioner()),
+        "component": (InMemorySource(link_graph(), largest_component=True), MetisPartitioner(2)),
+        "many": (many, None),
+    }
+
+
+@pytest.mark.parametrize("name", ["memory", "file", "component", "many", "super clusters"])
+def test_nothing_leaks_through_sources(name, tmp_path) -> None:
+    source, partitioner = sources(tmp_path)[name]
+    data = FederatedDataModule(Links(source, pool_size=50), partitioner, cache_dir=str(tmp_path))
+    data.setup()
+    check_no_leak(data)
+
+
+@pytest.mark.parametrize("fraction", [0.3, 0.7])
+def test_a_training_link_does_not_see_itself(fraction, tmp_path) -> None:
+    data = link_data(tmp_path, PARTITIONERS["overlapping"], source=COMMUNITIES, message_fraction=fraction)
+    check_no_leak(data)
+    for client in data.clients:
+        nodes = client.graph.node_idx_N
+        trained = codes(client.pair_P2[client.train_mask_N], nodes)
+        assert not trained & codes(client.graph.edge_index_2E.t(), nodes)
+    sent = sum(client.graph.num_edges // 2 for client in data.clients)
+    kept = sum(int((client.train_mask_N & (client.y_N[:, 0] > 0.5)).sum()) for client in data.clients)
+    assert sent / (sent + kept) == pytest.approx(fraction, abs=0.1)
+
+
+def test_shares_and_pools(tmp_path) -> None:
+    data = link_data(tmp_path)
+    linked = [client.y_N[:, 0] > 0.5 for client in data.clients]
+    total = sum(int(each.sum()) for each in linked)
+    for role, share in (("train", 0.85), ("val", 0.05), ("test", 0.1)):
+        masks = [getattr(client, f"{role}_mask_N") for client in data.clients]
+        count = sum(int((mask & each).sum()) for mask, each in zip(masks, linked, strict=True))
+        assert count / total == pytest.approx(share, abs=0.03)
+        others = [int((mask & ~each).sum()) for mask, each in zip(masks, linked, strict=True)]
+        expected = [int((m & each).sum()) for m, each in zip(masks, linked, strict=True)] if role == "train" else 60
+        assert others == (expected if role == "train" else [60] * 3)
+    table = data.statistics()
+    assert table.columns[:3] == ("client", "num_nodes", "num_links")
+    assert [row.num_test_pool for row in table.rows] == [60] * 3
+    assert [row.num_links for row in table.rows] == [int(each.sum()) for each in linked]
+
+
+def test_pools_are_kept_and_depend_on_the_settings(tmp_path) -> None:
+    first, again, other = (link_data(tmp_path, negatives=kind) for kind in ("hard", "hard", "uniform"))
+    assert first.partition_hash == again.partition_hash != other.partition_hash
+    assert len(list((tmp_path / "partitions").iterdir())) == 2
+    for one, two in zip(first.clients, again.clients, strict=True):
+        for name in ("pair_P2", "candidate_M2", "test_mask_N"):
+            assert torch.equal(getattr(one, name), getattr(two, name))
+    [changed, *_] = [link_data(tmp_path, seed=seed).partition_hash for seed in (1, 2)]
+    assert changed != other.partition_hash
+
+
+def test_negatives_go_by_degree_and_by_common_neighbors(tmp_path) -> None:
+    means, shared = {}, {}
+    for kind in ("uniform", "degree", "hard"):
+        data = link_data(tmp_path, negatives=kind, source=COMMUNITIES)
+        degrees, common = [], []
+        for client in data.clients:
+            dense = torch.zeros(client.graph.num_nodes, client.graph.num_nodes)
+            dense[tuple(client.graph.edge_index_2E)] = 1
+            pool = client.pair_P2[(client.val_mask_N | client.test_mask_N) & (client.y_N[:, 0] < 0.5)]
+            degrees.append(dense.sum(dim=1)[pool].mean())
+            common.append(((dense @ dense)[tuple(pool.t())] > 0).float().mean())
+        means[kind], shared[kind] = torch.stack(degrees).mean(), torch.stack(common).mean()
+    assert means["degree"] > 1.1 * means["uniform"]
+    assert shared["hard"] > 0.95
+    assert shared["uniform"] < 0.9 * shared["hard"]
+
+
+def test_links_in_the_order_of_time(tmp_path) -> None:
+    graph = link_graph()
+    graph.edge_time = torch.rand(graph.num_edges, generator=torch.Generator().manual_seed(2))
+    data = link_data(tmp_path, source=InMemorySource(graph), splitter=ChronologicalSplit(0.7, 0.1))
+    check_no_leak(data)
+    first = {}
+    for pair, time in zip(graph.edge_index.t().tolist(), graph.edge_time.tolist(), strict=True):
+        first[tuple(sorted(pair))] = min(time, first.get(tuple(sorted(pair)), 2.0))
+    for client in data.clients:
+        linked = client.y_N[:, 0] > 0.5
+        times = [
+            [first[each] for each in codes(client.pair_P2[mask & linked], client.graph.node_idx_N)]
+            for mask in (client.train_mask_N, client.val_mask_N, client.test_mask_N)
+        ]
+        assert max(times[0]) <= min(times[1])
+        assert max(times[1]) <= min(times[2])
+
+
+def test_given_roles_of_edges_that_the_graph_is_saved_without(tmp_path) -> None:
+    graph = link_graph()
+    pairs = torch.unique(graph.edge_index.sort(dim=0).values, dim=1)
+    pairs = pairs[:, pairs[0] != pairs[1]]
+    role = torch.arange(pairs.shape[1]) % 10
+    graph.edge_index = pairs[:, role > 3]
+    graph.val_edge_index, graph.test_edge_index = pairs[:, role <= 1], pairs[:, (role > 1) & (role <= 3)].flip(0)
+    source = InMemorySource(graph, largest_component=True)
+    data = link_data(tmp_path, RandomPartitioner(2), source=source, splitter=GivenSplit())
+    check_no_leak(data)
+    for client, own in zip(data.clients, data.allocation.source_idx, strict=True):
+        linked = client.y_N[:, 0] > 0.5
+        for mask, edges in (
+            (client.val_mask_N, graph.val_edge_index),
+            (client.test_mask_N, graph.test_edge_index),
+            (client.train_mask_N, graph.edge_index),
+        ):
+            mine = {tuple(sorted(each)) for each in own[mask & linked].tolist()}
+            assert mine
+            assert mine <= {tuple(sorted(each)) for each in edges.t().tolist()}
+
+
+def test_links_without_a_role_are_no_negatives(tmp_path) -> None:
+    data = link_data(tmp_path, splitter=ScarceSplit(ClientSplit(0.8, 0.1), clients=1.0, keep=0.4))
+    check_no_leak(data)
+    unused = [~(c.train_mask_N | c.val_mask_N | c.test_mask_N) for c in data.clients]
+    assert all(
+        bool(client.y_N[mask].all()) and bool(mask.any()) for client, mask in zip(data.clients, unused, strict=True)
+    )
+
+
+@pytest.mark.parametrize("features", ["structure", "identity"])
+def test_features_of_graphs_without(features, tmp_path) -> None:
+    data = link_data(tmp_path, features=features)
+    x = torch.cat([client.graph.x_NF for client in data.clients])
+    if features == "identity":
+        nodes = torch.cat([client.graph.node_idx_N for client in data.clients])
+        assert torch.equal(x, torch.eye(90)[nodes])
+        return
+    for client in data.clients:  # of the edges of messages alone
+        degree = torch.bincount(client.graph.edge_index_2E[0], minlength=client.graph.num_nodes)
+        assert torch.allclose(client.graph.x_NF[:, 1], degree.float().log1p())
+
+
+def test_edge_weights_stay_with_their_edges(tmp_path) -> None:
+    graph = link_graph()
+    pairs = torch.unique(graph.edge_index.sort(dim=0).values, dim=1)
+    pairs = pairs[:, pairs[0] != pairs[1]]
+    weight = 0.5 + torch.arange(pairs.shape[1]).float()
+    data = link_data(tmp_path, source=InMemorySource(graph.update({"edge_index": pairs, "edge_weight": weight})))
+    known = {tuple(pair): value for pair, value in zip(pairs.t().tolist(), weight.tolist(), strict=True)}
+    for client in data.clients:
+        ends = client.graph.node_idx_N[client.graph.edge_index_2E.t()].sort(dim=1).values.tolist()
+        assert client.graph.edge_weight_E.tolist() == [known[tuple(each)] for each in ends]
+
+
+def test_pooled_clients_keep_their_pairs(tmp_path) -> None:
+    clients = link_data(tmp_path).clients
+    pool = type(clients[0]).pooled(clients)
+    start = 0
+    for client, pairs in zip(clients, torch.split(pool.pair_P2, [each.size for each in clients]), strict=True):
+        assert torch.equal(pairs - start, client.pair_P2)
+        start += client.graph.num_nodes
+    assert pool.graph.num_nodes == start
+    assert torch.equal(pool.global_idx_N, torch.cat([each.global_idx_N for each in clients]))
+
+
+def test_the_graphs_of_the_benchmark(tmp_path) -> None:
+    from scipy.io import savemat
+    from scipy.sparse import csc_matrix
+
+    graph = link_graph()
+    ends = graph.edge_index[:, graph.edge_index[0] != graph.edge_index[1]].unique(dim=1).numpy()
+    (tmp_path / "links").mkdir()
+    ones = torch.ones(ends.shape[1]).numpy()
+    savemat(tmp_path / "links" / "USAir.mat", {"net": csc_matrix((ones, tuple(ends)), shape=(90, 90))})
+    check_no_leak(link_data(tmp_path, MetisPartitioner(2), source=SEALSource("USAir"), features="structure"))
+    with pytest.raises(FileNotFoundError, match=r"NS.mat is missing: put the file NS.mat"):
+        link_data(tmp_path, source=SEALSource("NS"))
+    (tmp_path / "links" / "PB.mat").write_text("no matrix")
+    with pytest.raises(ValueError, match=r"PB.mat is not a MATLAB file with a sparse matrix 'net'"):
+        link_data(tmp_path, source=SEALSource("PB"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"source": COMMUNITIES, "features": "none"}, "features must be own or structure or identity, got 'none'"),
+        ({"source": COMMUNITIES, "negatives": "easy"}, "negatives must be uniform or degree or hard, got 'easy'"),
+        ({"source": COMMUNITIES, "pool_size": 0}, "pool_size must be at least 1, got 0"),
+        ({"source": COMMUNITIES, "message_fraction": 0.0}, r"message_fraction must be a number in \(0, 1\], got 0"),
+        ({"source": InMemorySource(link_graph(), undirected=False)}, "Links is for undirected graphs: set"),
+        ({"source": 3}, "Links.source is int: give the source of a graph"),
+        ({"source": Links(COMMUNITIES)}, "Links.source is Links: give the source of a graph"),
+    ],
+)
+def test_wrong_settings_are_named(settings, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        Links(**settings)
+
+
+def test_wrong_data_are_named(tmp_path) -> None:
+    with pytest.raises(ValueError, match=r"SEALSource.name is 'Cora': give one of USAir, NS"):
+        SEALSource("Cora")
+    with pytest.raises(ValueError, match=r"message_fraction=0.001 leaves client \d with \d+ links to send"):
+        link_data(tmp_path, message_fraction=0.001)
+    graph = link_graph()
+    graph.edge_time = torch.ones(3)
+    with pytest.raises(ValueError, match=r"edge_time has shape \(3,\); give a finite number for each of"):
+        link_data(tmp_path, source=InMemorySource(graph))
+    complete = torch.tensor(list(itertools.combinations(range(8), 2))).t()
+    source = InMemorySource(Data(x=torch.ones(8, 1), edge_index=complete))
+    with pytest.raises(ValueError, match="client 0 has 8 nodes and 28 links, which leaves no pair"):
+        link_data(tmp_path, RandomPartitioner(1), source=source, splitter=ClientSplit(0.5, 0.2))
+    with pytest.raises(ValueError, match=r"clients \[.*\] have no link: use fewer and larger clients"):
+        link_data(tmp_path, RandomPartitioner(45))
+    numbers = InMemorySource(link_graph().update({"y": torch.rand(90, 2)}))
+    with pytest.raises(ValueError, match="DirichletPartitioner shares nodes out by their classes, but these have"):
+        link_data(tmp_path, DirichletPartitioner(3), source=numbers)

@@ -1,0 +1,203 @@
+"""Link prediction from data to predictions: what a step draws, both executors, resume, nets and heuristics."""
+
+import csv
+import functools
+
+import pytest
+import torch
+from task_data import link_data, link_graph
+from torch.optim import SGD
+from torch_geometric.data import Data
+
+from fl_lightning import ClientModule, SequentialExecutor, StackedExecutor
+from fl_lightning.batches.base import single
+from fl_lightning.batches.client_graph import ClientGraph
+from fl_lightning.batches.pairs import ClientPairs
+from fl_lightning.data import InMemorySource
+from fl_lightning.models import GCN, LinkGCN
+from fl_lightning.run.predictions import Predicted, write_predictions
+from fl_lightning.strategies import FedAvg, Pooled
+from fl_lightning.tasks import LinkPrediction
+from fl_lightning.tasks.heuristics import (
+    KATZ_DECAY,
+    adamic_adar,
+    adjacency_of,
+    common_neighbors,
+    heuristic_metrics,
+    katz,
+)
+
+CPU = {"device": torch.device("cpu"), "dtype": torch.float64}
+RATE = functools.partial(SGD, lr=0.05)
+
+
+def client(**settings) -> ClientModule:
+    return ClientModule(functools.partial(LinkGCN, hidden_channels=8, **settings), RATE)
+
+
+@pytest.mark.parametrize("batch_size", [None, 40])
+def test_steps_draw_negatives_by_key(batch_size, tmp_path) -> None:
+    """A client's draws are the same alone and on a stack, differ from step to step, and come from its candidates."""
+    data = link_data(tmp_path, batch_size=batch_size)
+    collator = data.collator(data.clients, **CPU)
+    keys = torch.tensor([[3, 8, 5], [4, 9, 6]])
+    stacked = list(collator([0, 1, 2]).draws(keys))
+    seen = set()
+    for number, own in enumerate(data.clients):
+        candidates = {tuple(each) for each in own.candidate_M2.tolist()}
+        alone = list(single(collator([number])).draws(keys[:, number]))
+        links = {tuple(each) for each in own.pair_P2[own.train_mask_N & (own.y_N[:, 0] > 0.5)].tolist()}
+        for step, batch in enumerate(alone):
+            other = stacked[step]
+            mask, other_mask = batch.train_mask, other.train_mask[number]
+            assert torch.equal(batch.pair[mask], other.pair[number][other_mask])
+            assert torch.equal(batch.y[mask], other.y[number][other_mask])
+            drawn = {tuple(each) for each in batch.pair[mask & (batch.y[:, 0] < 0.5)].tolist()}
+            assert drawn <= candidates
+            seen.add(frozenset(drawn))
+            if batch_size is None:  # the links, and the pairs of the pools, are not touched
+                assert {tuple(each) for each in batch.pair[mask & (batch.y[:, 0] > 0.5)].tolist()} == links
+                assert torch.equal(batch.pair[~mask], own.pair_P2[~own.train_mask_N])
+    assert len(seen) == 6
+
+
+@pytest.mark.parametrize(
+    "net", [{}, {"encoder": "sage"}, {"decoder": "dot"}, {"dropout": 0.5, "batch_norm": True}], ids=str
+)
+@pytest.mark.parametrize("batch_size", [None, 40])
+def test_both_executors_agree(net, batch_size, make_trainer, assert_same, tmp_path) -> None:
+    data = link_data(tmp_path, batch_size=batch_size, features="identity" if "encoder" in net else "own")
+    runs = []
+    for executor in (SequentialExecutor(), StackedExecutor(max_padding=0.9)):
+        trainer = make_trainer(executor=executor, precision="64-true", num_rounds=2)
+        result = trainer.fit(client(**net), data, FedAvg())
+        predicted = trainer.run.executor.predict(trainer.run.strategy.evaluations([0])[""], [0], 1)
+        runs.append((result, trainer.run.history, trainer.run.executor.state().parameters, predicted))
+    assert_same(*runs, tolerance=1e-6)
+    metrics = {"auroc", "average_precision", "hits@10", "hits@50", "mrr", "loss", "acc"}
+    assert {f"test/{name}" for name in metrics} <= set(runs[0][0])
+    assert trainer.run.selection.monitor == "val/auroc"
+
+
+def test_a_run_resumes_exactly(make_trainer, assert_same, tmp_path) -> None:
+    whole = make_trainer(num_rounds=4, default_root_dir=str(tmp_path / "whole"))
+    expected = whole.fit(client(), link_data(tmp_path, batch_size=40), FedAvg())
+    first = make_trainer(num_rounds=2, default_root_dir=str(tmp_path / "first"))
+    first.fit(client(), link_data(tmp_path, batch_size=40), FedAvg())
+    first.save_checkpoint(tmp_path / "two.ckpt")
+    again = make_trainer(num_rounds=4, default_root_dir=str(tmp_path / "again"))
+    actual = again.fit(client(), link_data(tmp_path, batch_size=40), FedAvg(), ckpt_path=str(tmp_path / "two.ckpt"))
+    assert_same((actual, again.run.history), (expected, whole.run.history))
+
+
+def test_it_learns_more_than_the_heuristics_know(make_trainer, tmp_path) -> None:
+    trainer = make_trainer(num_rounds=15)
+    result = trainer.fit(ClientModule(LinkGCN), link_data(tmp_path), FedAvg())
+    assert result["test/auroc"] > 0.75  # by chance: 0.5
+
+
+def test_pooled_trains_on_all_links(make_trainer, tmp_path) -> None:
+    result = make_trainer(num_rounds=2).fit(client(), link_data(tmp_path), Pooled())
+    assert 0 <= result["test/auroc"] <= 1
+    with pytest.raises(ValueError, match=r"strategy.graph is 'whole', but what is learned is of pairs, not"):
+        make_trainer().fit(client(), link_data(tmp_path), Pooled(graph="whole"))
+
+
+def test_nets_that_score_nodes_are_refused(make_trainer, tmp_path) -> None:
+    message = "LinkPrediction needs a net with an output for each pair of nodes: set model.net to fl_lightning.models"
+    with pytest.raises(ValueError, match=message):
+        make_trainer().fit(ClientModule(GCN), link_data(tmp_path), FedAvg())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"encoder": "mlp"}, "encoder must be gcn or sage, got 'mlp'"),
+        ({"decoder": "cosine"}, "decoder must be hadamard or dot, got 'cosine'"),
+        ({"decoder": "dot", "out_channels": 2}, "decoder 'dot' has one output for a pair, not 2: use 'hadamard'"),
+    ],
+)
+def test_wrong_settings_of_the_net_are_named(settings, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        LinkGCN(3, **{"out_channels": 1, **settings})
+
+
+def test_the_dot_product_by_hand(tmp_path) -> None:
+    data = link_data(tmp_path)
+    batch = single(data.collator(data.clients, **CPU)([0]))
+    net = LinkGCN(5, 1, hidden_channels=3, num_layers=1, decoder="dot").double()
+    z_ND = batch.adjacency.matrix.to_dense() @ batch.x @ net.convs[0].weight + net.convs[0].bias
+    expected = (z_ND[batch.pair[:, 0]] * z_ND[batch.pair[:, 1]]).sum(dim=1, keepdim=True)
+    torch.testing.assert_close(net(batch).logits, expected)
+
+
+def square_with_tail() -> ClientPairs:
+    """The nodes 0, 1, 2, 3 in a ring, and 4 beside 3; the pair (0, 2) is to be predicted, (1, 4) is no link."""
+    graph = Data(x=torch.ones(5, 1), edge_index=torch.tensor([[0, 1, 2, 3, 3], [1, 2, 3, 0, 4]]), y=torch.zeros(5))
+    own = graph.edge_index
+    nobody = torch.zeros(5, dtype=torch.bool)
+    pair = torch.tensor([[0, 1], [1, 2], [2, 3], [0, 3], [3, 4], [0, 2], [1, 4], [0, 2], [1, 4]])
+    none = torch.zeros(9, dtype=torch.bool)
+    train, val, test = none.clone(), none.clone(), none.clone()
+    train[:5], val[5:7], test[7:] = True, True, True
+    return ClientPairs(
+        name="client",
+        graph=ClientGraph(
+            name="client",
+            x_NF=graph.x,
+            edge_index_2E=torch.cat([own, own.flip(0)], dim=1),
+            y_N=graph.y,
+            node_idx_N=torch.arange(5),
+            train_mask_N=nobody,
+            val_mask_N=nobody,
+            test_mask_N=nobody,
+        ),
+        pair_P2=pair,
+        candidate_M2=torch.tensor([[1, 3]]),
+        y_N=torch.tensor([1, 1, 1, 1, 1, 1, 0, 1, 0]).float()[:, None],
+        train_mask_N=train,
+        val_mask_N=val,
+        test_mask_N=test,
+    )
+
+
+def test_heuristics_by_hand() -> None:
+    """0 and 2 share 1 and 3, of degrees 2 and 3; 1 and 4 share none, and 1-0-3-4 and 1-2-3-4 lead from 1 to 4."""
+    own = square_with_tail()
+    adjacency = adjacency_of(own)
+    assert common_neighbors(adjacency, own.pair_P2)[5:7].tolist() == [2, 0]
+    expected = 1 / torch.tensor(2.0).log() + 1 / torch.tensor(3.0).log()
+    assert adamic_adar(adjacency, own.pair_P2)[5:7].tolist() == pytest.approx([float(expected), 0])
+    walks = torch.zeros(5, 5)
+    walks[tuple(own.graph.edge_index_2E)] = 1
+    powers = sum(KATZ_DECAY**length * torch.linalg.matrix_power(walks, length) for length in (1, 2, 3, 4))
+    assert katz(adjacency, own.pair_P2).tolist() == pytest.approx(powers[tuple(own.pair_P2.t())].tolist())
+    metrics = heuristic_metrics([own])
+    assert set(metrics) == {"common neighbors", "Adamic-Adar", "Katz"}
+    assert metrics["common neighbors"]["test/auroc"] == metrics["Katz"]["val/mrr"] == 1
+    assert "test/hits@10" not in metrics["Katz"]  # the pool has one pair
+
+
+def test_the_file_of_predictions(make_trainer, tmp_path) -> None:
+    data = link_data(tmp_path, source=InMemorySource(link_graph(), largest_component=True))
+    trainer = make_trainer(num_rounds=1)
+    trainer.fit(client(), data, FedAvg(num_epochs=1))
+    outputs = trainer.run.executor.predict(trainer.run.strategy.evaluations([0, 1, 2])[""], [0, 1, 2], 0)
+    parts = [
+        Predicted(task=data.task, client_data=data.clients[c], names=data.user_names(c), output_NK=actual)
+        for c, actual in outputs.items()
+    ]
+    write_predictions(tmp_path / "p.csv", parts)
+    with (tmp_path / "p.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["client", "source", "target", "split", "linked", "score"]
+    edges = {tuple(sorted(each)) for each in link_graph().edge_index.t().tolist()}
+    for row in rows:
+        assert (tuple(sorted((int(row["source"]), int(row["target"])))) in edges) == (row["linked"] == "1")
+        assert 0 <= float(row["score"]) <= 1
+    assert {row["split"] for row in rows} == {"train", "val", "test"}
+
+
+def test_the_task_as_data() -> None:
+    assert LinkPrediction().plain == {"name": "LinkPrediction"}
+    assert "pairs of a graph's nodes" in LinkPrediction().not_private
