@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from page_checks import check_page
+from task_data import graph_data
 from torch import Tensor
 
 import fl_lightning.report
@@ -23,7 +24,7 @@ from fl_lightning import (
 )
 from fl_lightning.callbacks import FederatedCheckpoint, LabelFlipping, RunReport, report, report_parts
 from fl_lightning.data import Examples, ExampleSource
-from fl_lightning.models import MLP
+from fl_lightning.models import GIN, MLP
 from fl_lightning.report.record import RunRecord
 from fl_lightning.run.checkpoint import read
 from fl_lightning.strategies import DPSGD, FedAvg, FedSheafHN, Local, PFedHN
@@ -250,3 +251,15 @@ def test_settings(federation, make_model, make_trainer, tmp_path) -> None:
         RunReport(num_snapshots=-1)
     with pytest.raises(ValueError, match=r"RunReport.against: .* has no report.json"):
         RunReport(against=str(tmp_path))
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore:.*not use the graph's edge_weight")
+def test_clients_with_many_graphs(make_trainer) -> None:
+    for kind, shown in (("classes", "Labels of the clients"), ("numbers", "Targets of the clients")):
+        trainer = make_trainer(num_rounds=1, callbacks=RunReport())
+        trainer.fit(ClientModule(GIN), graph_data(kind=kind), FedAvg(num_epochs=1))
+        words = page_of(trainer)
+        for expected in ("Graphs of the clients", "nodes of a graph, mean", shown):
+            assert expected in words
+        assert record_of(trainer).examples == "graphs"

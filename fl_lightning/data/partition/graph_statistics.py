@@ -25,7 +25,6 @@ class GraphSetStatistics:
         num_graphs: Graphs.
         mean_nodes: Mean number of nodes of a graph.
         mean_degree: Mean over the graphs of their mean (in-)degrees.
-        num_classes: Classes that occur in it; 0 where graphs have labels or numbers.
         num_train: Training graphs.
         num_val: Validation graphs.
         num_test: Test graphs.
@@ -35,10 +34,20 @@ class GraphSetStatistics:
     num_graphs: int
     mean_nodes: float
     mean_degree: float
-    num_classes: int
     num_train: int
     num_val: int
     num_test: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphClassStatistics(GraphSetStatistics):
+    """One client and its graphs, which have classes.
+
+    Attributes:
+        num_classes: Classes that occur in it.
+    """
+
+    num_classes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,23 +70,22 @@ def rows_of(
 
     Args:
         clients: The clients.
-        num_classes: Classes that occur in each.
+        num_classes: Classes that occur in each; 0 for labels and numbers.
         numbers: Whether targets are numbers.
     """
-    rows = []
+    rows: list[GraphSetStatistics] = []
     for client, count in zip(clients, num_classes, strict=True):
         values: dict[str, Any] = dict(
             client=client.name,
             num_graphs=client.size,
             mean_nodes=float(client.num_nodes_G.double().mean()),
             mean_degree=float(_degrees(client).mean()),
-            num_classes=count,
             num_train=client.num_examples,
             num_val=int(client.val_mask_N.sum()),
             num_test=int(client.test_mask_N.sum()),
         )
         if not numbers:
-            rows.append(GraphSetStatistics(**values))
+            rows.append(GraphClassStatistics(num_classes=count, **values) if count else GraphSetStatistics(**values))
             continue
         known = client.y_N[~client.y_N.isnan()].double()
         targets: dict[str, Any] = {"mean_target": float(known.mean()), "std_target": float(known.std(correction=0))}

@@ -206,7 +206,7 @@ class PartitionTable:
             numbers: Whether targets are numbers.
         """
         of_examples = cls.from_examples(clients, num_classes=num_classes, class_names=class_names)
-        counts = [row.num_classes for row in of_examples.rows if not isinstance(row, LinkStatistics)]
+        counts = [sum(map(bool, count_K)) for count_K in of_examples.label_counts] or [0] * len(clients)
         rows = rows_of(clients, counts, numbers=numbers)
         return replace(of_examples, rows=rows, spreads=spreads_of(clients, numbers=numbers))
 
@@ -259,7 +259,9 @@ class PartitionTable:
         means = self.means
         table.add_column("client", footer="mean", no_wrap=True)
         for name in self.columns[1:]:
-            header = name.removeprefix("num_").removeprefix("edges_")
+            header = (
+                name.removeprefix("num_").removeprefix("edges_").removeprefix("mean_").replace("std_target", "its std")
+            )
             table.add_column(header, _short(means[name]), justify="right", no_wrap=True)
         for row in self.rows:
             table.add_row(row.client, *(_short(getattr(row, name)) for name in self.columns[1:]))

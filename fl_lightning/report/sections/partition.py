@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fl_lightning.report.document import Fact, Section
-from fl_lightning.report.figures import Table
+from fl_lightning.report.figures import Picture, Table
 from fl_lightning.report.folder import Recorded
 from fl_lightning.report.pictures import Album
 from fl_lightning.report.record import Partition
@@ -37,6 +37,7 @@ def section(run: Recorded, album: Album) -> Section:
         pictures.append(
             album.stacked(names, edges, ["kept", "cut off"], title="Edges of the clients", x_label="directed edges")
         )
+    pictures += _graph_pictures(partition, names, album)
     facts = [Fact(name="clients", value=number(len(names))), Fact(name=what, value=number(float(sum(record.sizes))))]
     if partition.heterogeneity is not None:
         more = "median Jensen-Shannon distance of labels, 0 to 0.833"
@@ -53,6 +54,21 @@ def section(run: Recorded, album: Album) -> Section:
         pictures=pictures,
         folded=[Table(title="Table of the partition", columns=header, rows=rows), *_label_table(partition, names)],
     )
+
+
+def _graph_pictures(partition: Partition, names: Sequence[str], album: Album) -> list[Picture]:
+    """Sizes of the clients' graphs, and the numbers that are predicted of them."""
+    columns = [column for column in ("mean_nodes", "mean_target", "std_target") if column in partition.columns]
+    values = {column: np.array([_cell(partition, row, column) for row in range(len(names))]) for column in columns}
+    pictures = []
+    if "mean_nodes" in values:
+        title, x_label = "Graphs of the clients", "nodes of a graph, mean"
+        pictures.append(album.bars(names, values["mean_nodes"], title=title, x_label=x_label))
+    if "mean_target" in values:
+        mean, std = values["mean_target"], values["std_target"]
+        title, x_label = "Targets of the clients", "target, mean and one standard deviation either way"
+        pictures.append(album.intervals(names, mean, mean - std, mean + std, title=title, x_label=x_label))
+    return pictures
 
 
 def _cell(partition: Partition, row: int, column: str) -> float:
