@@ -115,8 +115,7 @@ class ClientModule(LightningModule, Counted):
         self.gradient_clip_val = gradient_clip_val
         self.privacy = privacy
         self.task: Task = NodeClassification()  # until the data determine another
-        #: Parameters of the net that are each client's own, since features or outputs are; a run finds them.
-        self.own_layers: tuple[str, ...] = ()
+        self.own_layers: tuple[str, ...] = ()  # parameters that are each client's own; a run finds them
         self.net: nn.Module
         self.stage_objective: Objective | None = None
         self.penalty: Penalty | None = None
@@ -215,14 +214,10 @@ class ClientModule(LightningModule, Counted):
         return sum(parameter.numel() for parameter in self.net.parameters())
 
     def communicated(self, net: nn.Module) -> dict[str, nn.Parameter]:
-        """The parameters of a net that a server may know: all but personal running statistics and own layers.
-
-        A strategy's net may have several copies of the user's, whose names are then the ends of its own.
-        """
+        """The parameters of a net that a server may know: all but personal running statistics and own layers."""
         stay = statistics_of(net) if self.running_statistics == "personal" else frozenset()
-        own = tuple(f".{name}" for name in self.own_layers)
-        named = net.named_parameters()
-        return {name: p for name, p in named if name not in stay and not f".{name}".endswith(own)}
+        own = tuple(f".{name}" for name in self.own_layers)  # with a prefix in a net that has copies of the user's
+        return {n: p for n, p in net.named_parameters() if n not in stay and not f".{n}".endswith(own)}
 
     @property
     def num_communicated(self) -> int:
