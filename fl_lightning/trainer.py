@@ -27,7 +27,7 @@ from fl_lightning.run.loggers import AnyLogger
 from fl_lightning.run.parts import Parts, complete, kept_models_of
 from fl_lightning.run.processes import dtype_of, gather_by_client, launch, make_fabric
 from fl_lightning.run.recording import recorded
-from fl_lightning.run.references import Reference, check_references, results_of
+from fl_lightning.run.references import Reference, check_references, heuristics_of, results_of
 from fl_lightning.run.rounds import Rounds
 from fl_lightning.strategies import Strategy
 
@@ -188,7 +188,7 @@ class FederatedTrainer(Counted):
         parts = complete(client, data, strategy)
         meant = find_checkpoint(self.root, ckpt_path, required=ckpt_path not in (None, "last"))
         run = self._assemble(*parts)
-        run.references = results_of(self, *parts)
+        run.references = {**results_of(self, *parts), **heuristics_of(run)}
         path = open_folder(run, self.root, meant)
         with locked(self.fabric, run.folder):
             if path is not None:

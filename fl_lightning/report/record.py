@@ -59,6 +59,7 @@ class BestRound:
         confusion: Test examples of each class (row) that were taken for each class (column), (K, K).
         label_counts: The same of having and lacking each of several labels, (K, 2, 2).
         predicted: Target and prediction of test examples in a regression, (P, 2).
+        scored: Of pairs of nodes whether each is linked, with its score, (P, 2).
     """
 
     round: int
@@ -68,6 +69,7 @@ class BestRound:
     confusion: list[list[int]] | None = None
     label_counts: list[list[list[int]]] | None = None
     predicted: list[list[float]] | None = None
+    scored: list[list[float]] | None = None
 
 
 @dataclass(kw_only=True)

@@ -81,7 +81,8 @@ class Run:
         loggers: The loggers of the metrics.
         clock: Measures the parts of the rounds.
         trace: Records some rounds, if requested.
-        references: Metrics of the best round of each reference (``trainer.references``), by the strategy's name.
+        references: Metrics of the best round of each reference (``trainer.references``), by the strategy's name, and
+            those of the task's predictions without learning.
     """
 
     fabric: Fabric

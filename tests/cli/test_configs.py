@@ -53,6 +53,9 @@ def tiny(config: dict[str, Any]) -> list[str]:
         return overrides
     if issubclass(getattr(data, name), ExampleSource):
         return [*overrides, *(["--data.steps_per_epoch=2"] if "steps_per_epoch" in config["data"] else [])]
+    if name == "Links":  # of the planted graph
+        planted = [each.replace("data.source", "data.source.init_args.source") for each in PLANTED]
+        return [*overrides, *planted, "--data.source.init_args.source.init_args.intra_degree=12"]
     return [*overrides, *(SUPER_CLUSTERS if name == "SuperClusterSBM" else PLANTED)]
 
 

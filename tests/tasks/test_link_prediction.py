@@ -2,6 +2,7 @@
 
 import csv
 import functools
+import json
 
 import pytest
 import torch
@@ -13,8 +14,10 @@ from fl_lightning import ClientModule, SequentialExecutor, StackedExecutor
 from fl_lightning.batches.base import single
 from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.batches.pairs import ClientPairs
+from fl_lightning.callbacks import RunReport
 from fl_lightning.data import InMemorySource
 from fl_lightning.models import GCN, LinkGCN
+from fl_lightning.report.record import RunRecord
 from fl_lightning.run.predictions import Predicted, write_predictions
 from fl_lightning.strategies import FedAvg, Pooled
 from fl_lightning.tasks import LinkPrediction
@@ -196,6 +199,25 @@ def test_the_file_of_predictions(make_trainer, tmp_path) -> None:
         assert (tuple(sorted((int(row["source"]), int(row["target"])))) in edges) == (row["linked"] == "1")
         assert 0 <= float(row["score"]) <= 1
     assert {row["split"] for row in rows} == {"train", "val", "test"}
+
+
+def test_the_report_has_the_scores_and_the_heuristics(make_trainer, tmp_path) -> None:
+    trainer = make_trainer(num_rounds=1, callbacks=RunReport())
+    data = link_data(tmp_path / "cache")
+    trainer.fit(client(), data, FedAvg(num_epochs=1))
+    record = RunRecord.read(trainer.run.folder)
+    assert (record.examples, record.unkept) == ("pairs", [])
+    linked = [bool(label) for label, _ in record.best.scored]
+    tested = [each.y_N[each.test_mask_N, 0] for each in data.clients]
+    assert linked == (torch.cat(tested) > 0.5).tolist()
+    text = (trainer.run.folder / "report.html").read_text()
+    assert "Scores of the test pairs" in text
+    assert "ROC curve" in text
+    metrics = heuristic_metrics(data.clients)
+    assert trainer.run.references == metrics
+    assert json.loads((trainer.run.folder / "result.json").read_text())["references"] == metrics
+    for name in metrics:
+        assert f"test/auroc of {name}" in text
 
 
 def test_the_task_as_data() -> None:

@@ -13,7 +13,7 @@ class LinkStatistics:
     Attributes:
         client: Its name.
         num_nodes: Nodes.
-        num_links: Links, whatever their roles; each undirected edge counts once.
+        num_edges: Directed edges between its nodes, whatever their roles: two for each link.
         edges_lost: Directed edges of the global graph to its nodes from nodes it does not hold.
         num_messages: Links along which messages are sent.
         num_train: Links to train on.
@@ -25,7 +25,7 @@ class LinkStatistics:
 
     client: str
     num_nodes: int
-    num_links: int
+    num_edges: int
     edges_lost: int
     num_messages: int
     num_train: int
@@ -47,7 +47,7 @@ def link_rows(clients: Sequence[ClientPairs], edges_lost: Sequence[int]) -> tupl
             LinkStatistics(
                 client=client.name,
                 num_nodes=client.graph.num_nodes,
-                num_links=int(linked_P.sum()),
+                num_edges=2 * int(linked_P.sum()),
                 edges_lost=lost,
                 num_messages=client.graph.num_edges // 2,
                 **counts,

@@ -10,6 +10,7 @@ from fl_lightning.report.figures import Table, Values
 from fl_lightning.report.folder import Recorded
 from fl_lightning.report.pictures import MOST_RUNS, Album
 from fl_lightning.report.record import BestRound
+from fl_lightning.report.sections import links
 from fl_lightning.report.wording import count, number
 
 
@@ -21,6 +22,8 @@ def section(run: Recorded, album: Album) -> Section:
         return _confusion(chosen, np.array(chosen.confusion, dtype=float), album)
     if chosen is not None and chosen.label_counts is not None:
         return _labels(chosen, np.array(chosen.label_counts, dtype=float), album)
+    if chosen is not None and chosen.scored is not None:
+        return links.section(chosen, np.array(chosen.scored, dtype=float).reshape(-1, 2), album)
     if chosen is not None and chosen.predicted is not None:
         target, predicted = np.array(chosen.predicted, dtype=float).reshape(-1, 2).T
         residual = float(np.mean((predicted - target) ** 2)) if len(target) else math.nan

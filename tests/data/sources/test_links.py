@@ -133,9 +133,9 @@ def test_shares_and_pools(tmp_path) -> None:
         expected = [int((m & each).sum()) for m, each in zip(masks, linked, strict=True)] if role == "train" else 60
         assert others == (expected if role == "train" else [60] * 3)
     table = data.statistics()
-    assert table.columns[:3] == ("client", "num_nodes", "num_links")
+    assert table.columns[:3] == ("client", "num_nodes", "num_edges")
     assert [row.num_test_pool for row in table.rows] == [60] * 3
-    assert [row.num_links for row in table.rows] == [int(each.sum()) for each in linked]
+    assert [row.num_edges for row in table.rows] == [2 * int(each.sum()) for each in linked]
 
 
 def test_pools_are_kept_and_depend_on_the_settings(tmp_path) -> None:
