@@ -13,6 +13,7 @@ from torch_geometric.data import Data
 
 from fl_lightning import ClientModule, FederatedDataModule, SequentialExecutor, StackedExecutor
 from fl_lightning.batches.base import single
+from fl_lightning.callbacks import FederatedCheckpoint
 from fl_lightning.data import GraphSets
 from fl_lightning.models import GIN, PooledGCN
 from fl_lightning.models.output import NOT_THERE, own_outputs
@@ -81,6 +82,20 @@ def test_outputs_that_a_client_does_not_have_count_for_nothing(sets: FederatedDa
         known = batch.train_mask
         expected = torch.nn.functional.cross_entropy(plain[known], batch.y[known])
         torch.testing.assert_close(model.loss(output, batch), expected)
+
+
+@pytest.mark.filterwarnings(SAID)
+def test_a_resumed_run_has_them(sets: FederatedDataModule, make_trainer: Any, assert_same: Any) -> None:
+    """After two rounds of three, with a learned model of the others and optimizers that remember."""
+    kept = FederatedCheckpoint(every_seconds=0, every_n_rounds=1, keep=None)
+    whole = make_trainer(num_rounds=3, callbacks=kept)
+    expected = whole.fit(ClientModule(NET), sets, FedAvg(num_epochs=1))
+    path = whole.run.folder / "checkpoints" / "round=000002.ckpt"
+    resumed = make_trainer(num_rounds=3)
+    result = resumed.fit(ClientModule(NET), sets, FedAvg(num_epochs=1), ckpt_path=str(path))
+    assert resumed.run.history[0] == whole.run.history[0]
+    assert_same(result, expected)
+    assert_same(resumed.run.executor.state().parameters, whole.run.executor.state().parameters)
 
 
 @pytest.mark.filterwarnings(SAID)
