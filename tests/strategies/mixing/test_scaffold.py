@@ -50,6 +50,18 @@ def test_numbers(num_rounds, x, c, controls, control, executor, tmp_path) -> Non
 
 @both_executors
 @both_controls
+def test_corrections_of_training_clients_cancel_out(control, executor, tmp_path) -> None:
+    strategy, participation = SCAFFOLD(num_epochs=2, control=control), Participation(held_out_fraction=0.34)
+    fit_quadratics(strategy, executor(), num_rounds=2, participation=participation, default_root_dir=str(tmp_path))
+    training = strategy.federation.training_clients
+    assert len(training) == 2
+    correction_C = strategy.correction("x", training).flatten()
+    assert correction_C.abs().min() > 0.01
+    assert float(correction_C.sum()) == pytest.approx(0, abs=1e-12)
+
+
+@both_executors
+@both_controls
 def test_its_first_round_is_fedavg(control, executor, federation, make_model, make_trainer, assert_same) -> None:
     runs = []
     for strategy in (SCAFFOLD(control=control), FedAvg(weighting="equal")):
