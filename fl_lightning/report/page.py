@@ -131,9 +131,7 @@ def _facts(run: Recorded) -> list[Fact]:
         summary = "the same prediction for all examples of a client"
         result.append(Fact(name=f"{bare} without a model", value=number(run.record.reference[bare]), more=summary))
     for name, value in run.reference(bare).items():
-        result.append(
-            Fact(name=f"{bare} of {name}", value=number(value), more="on the same test examples")
-        )
+        result.append(Fact(name=f"{bare} of {name}", value=number(value), more="on the same test examples"))
     if run.best_round is not None:
         rounds = f"of {len(run.rounds)}, by {run.monitor} {number(metrics.get(run.monitor))}"
         result.append(Fact(name="best round (from 0)", value=str(run.best_round), more=rounds))
