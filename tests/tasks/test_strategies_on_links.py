@@ -79,5 +79,5 @@ def test_the_others_refuse_by_name(kind, links, make_trainer) -> None:
     if kind.__name__ not in REFUSED:
         kind().check_task(links.task)
         return
-    with pytest.raises(ValueError, match=f"^{kind.__name__} is for .*: choose a source of .*, or another strat"):
+    with pytest.raises(ValueError, match=f"^{kind.__name__} is for .*: choose a source of .*, or another strategy"):
         make_trainer().fit(None, links, kind())
