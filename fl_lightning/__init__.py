@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fl_lightning import callbacks, data, models, relations, strategies
+    from fl_lightning.choice import choose
     from fl_lightning.data import FederatedDataModule
     from fl_lightning.executors import SequentialExecutor, StackedExecutor
     from fl_lightning.report import compare
@@ -33,6 +34,7 @@ __all__ = [
     "Stage",
     "Strategy",
     "callbacks",
+    "choose",
     "compare",
     "data",
     "keep_freed_memory",
@@ -54,6 +56,7 @@ _HOMES = {
     "StackedExecutor": "executors",
     "Stage": "round.stage",
     "Strategy": "strategies",
+    "choose": "choice",
     "compare": "report",
     "keep_freed_memory": "run.allocator",
 }

@@ -14,6 +14,7 @@ from fl_lightning.yaml_input import WrongYaml, read_yaml
 #: The verbs outside :mod:`fl_lightning.cli`, and the modules whose ``main(arguments) -> exit code`` runs them.
 #: The first line of a module's docstring is the verb's description in ``--help``.
 VERBS: dict[str, str] = {
+    "choose": "fl_lightning.choice.command",
     "compare": "fl_lightning.report.compare_command",
     "completion": "fl_lightning.completion_command",
     "provision": "fl_lightning.remote.provision_command",

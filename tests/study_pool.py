@@ -74,5 +74,5 @@ class HerePool(Pool):
         lost = name == "train" and self.lose(task, len(self.trained))
         self._results.append((task, None if lost else self.tasks[name](*arguments)))
 
-    def finished(self) -> Iterator[tuple[Any, dict[str, Any] | None]]:
+    def finished(self, seconds: float = float("inf")) -> Iterator[tuple[Any, dict[str, Any] | None]]:
         yield self._results.popleft()

@@ -41,6 +41,7 @@ LAYERS = (
     ("refusals",),
     ("cli",),  # the settings of a run, which studies and jobs read too
     ("remote", "study", "testing"),
+    ("choice",),
     ("completion_command",),
     ("command_line",),  # the entry, which hands each verb on
 )

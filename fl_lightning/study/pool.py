@@ -1,5 +1,6 @@
 """Worker processes that are reused, so that start-up is paid once; one that dies does not affect the others."""
 
+import math
 import multiprocessing
 import os
 import tempfile
@@ -67,13 +68,18 @@ class Pool(AbstractContextManager["Pool"]):
         worker.task = task
         worker.connection.send((name, arguments))
 
-    def finished(self) -> Iterator[tuple[Any, dict[str, Any] | None]]:
-        """Wait until a worker is done or dead; yields its task and its result, which is None if it died."""
+    def finished(self, seconds: float = math.inf) -> Iterator[tuple[Any, dict[str, Any] | None]]:
+        """Wait until a worker is done or dead; yields its task and its result, which is None if it died.
+
+        Args:
+            seconds: Wait for no longer than this.
+        """
         busy = [worker for worker in self._workers if worker.task is not None]
         ready: list[Any] = []
         looked = time.monotonic()
-        while busy and not ready:
-            step = min(5.0, self.silence_seconds / 4)
+        end = looked + max(seconds, 0.0)
+        while busy and not ready and looked < end:
+            step = min(5.0, self.silence_seconds / 4, end - looked)
             ready = wait([each for worker in busy for each in (worker.connection, worker.process.sentinel)], step)
             now = time.monotonic()
             if now - looked > 3 * step:  # this process was stopped itself, maybe together with the others

@@ -199,6 +199,18 @@ def build(arguments: Sequence[str]) -> dict[str, Any]:
     return {"error": ""}
 
 
+def resolve(arguments: Sequence[str]) -> dict[str, Any]:
+    """Every setting of a run with its value, as YAML under ``config``; ``error`` says what is wrong with them."""
+    with _quiet() as heard:
+        try:
+            cli = RunCLI(arguments, run=False)
+        except SystemExit:
+            return {"error": heard.refusal}
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+    return {"error": "", "config": cli.trainer.config}  # type: ignore[attr-defined]
+
+
 def partition_of(arguments: Sequence[str]) -> dict[str, Any]:
     """The hash of the partition that a run would be computed on now."""
     with _quiet() as heard:

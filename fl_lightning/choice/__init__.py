@@ -1,0 +1,77 @@
+"""Which method for these data: a search over methods and settings within a budget, and the answer with its evidence.
+
+What trains (torch, Lightning) is imported when it is first used.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fl_lightning.choice.answer import Answer
+    from fl_lightning.data import FederatedDataModule
+    from fl_lightning.round.client import ClientModule
+    from fl_lightning.strategies import Strategy
+    from fl_lightning.trainer import FederatedTrainer
+
+
+def choose(
+    data: "FederatedDataModule | None" = None,
+    client: "ClientModule | None" = None,
+    strategy: "Strategy | None" = None,
+    *,
+    trainer: "FederatedTrainer | None" = None,
+    config: Sequence[str | Path] | str | Path = (),
+    overrides: Sequence[str] = (),
+    budget: str | float = "30m",
+    methods: Sequence[str] = (),
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    metric: str | None = None,
+    max_bytes: str | float | None = None,
+    processes: int | None = None,
+    folder: str | Path = "choices/mine",
+    say: Callable[[str], None] = print,
+) -> "Answer":
+    """Choose a method and its settings for a federation, as ``fl-train choose`` does.
+
+    The runs are trained in processes of their own, so a script calls this beneath ``if __name__ == "__main__":``.
+
+    Args:
+        data: The clients' data, of a source that a configuration can name.
+        client: The client module; None for each strategy's own.
+        strategy: A method that is tried with the settings that it has, beside the others.
+        trainer: Whose rounds, participation and other settings the runs have.
+        config: Configuration files, in place of the objects.
+        overrides: Further arguments of ``fl-train fit``, such as ``--trainer.num_rounds=50``.
+        budget: Time of the clock, such as ``"30m"``, or seconds.
+        methods: Strategies by name; empty for the default ones.
+        grid: Values by setting, in place of those that are tried by default.
+        metric: Validation metric that decides, such as ``val/acc``; None for the configuration's.
+        max_bytes: What a run may send, such as ``"200MB"``, or bytes.
+        processes: Worker processes; None for one for each core, four at most, and one with a GPU.
+        folder: Where everything goes. The same call goes on there where an earlier one stopped.
+        say: Takes a line for the user.
+
+    Raises:
+        WrongChoice: Settings are refused, the budget is too small, or the folder is in use.
+        WrongStudy: A method, or a setting of the grid, is refused.
+    """
+    from fl_lightning.choice.command import answer_of
+    from fl_lightning.choice.preparation import Asked, described
+
+    target = Path(folder)
+    files = [config] if isinstance(config, str | Path) else list(config)
+    if data is not None:
+        files = [described(target, data, client, strategy, trainer)]
+    asked = Asked(
+        config=[str(each) for each in files],
+        overrides=list(overrides),
+        budget=budget,
+        methods=list(methods),
+        grid={name: list(values) for name, values in (grid or {}).items()},
+        metric=metric,
+        max_bytes=max_bytes,
+        processes=processes,
+        folder=target,
+    )
+    return answer_of(asked, say)

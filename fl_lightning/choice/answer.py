@@ -1,0 +1,160 @@
+"""The answer to which method is taken: a sentence, a table, a page, and a configuration that trains the method."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fl_lightning.choice.candidates import CEILING
+from fl_lightning.choice.search import Found
+from fl_lightning.choice.verdict import Interval, Standing, Verdict, decide, difference
+from fl_lightning.report.figures import Table
+from fl_lightning.report.wording import count, duration, number, signed, size
+from fl_lightning.study.store import is_less_better
+
+
+@dataclass
+class Answer:
+    """Which method, and why; prints as text.
+
+    Attributes:
+        found: What the search came to.
+        folder: Its folder.
+
+    Raises:
+        ValueError: No method was trained to the end.
+    """
+
+    found: Found
+    folder: Path
+    standings: Sequence[Standing] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Judge the finalists."""
+        self.standings = [
+            Standing.of(method, label, self.found.records.get(method, {}))
+            for method, (label, _) in self.found.finalists.items()
+        ]
+        records = [record for runs in self.found.records.values() for record in runs.values() if not record["error"]]
+        if not records:
+            raise ValueError(
+                f"no method was trained with new seeds within the budget: give a larger one ({self.folder} goes on)"
+            )
+        self.metric = f"test/{records[0]['monitor'].rpartition('/')[2]}"
+        self.less_is_better = is_less_better(records[0])
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """The verdict."""
+        return decide(self.standings, self.metric, less_is_better=self.less_is_better, num_rounds=self.found.num_rounds)
+
+    @property
+    def method(self) -> str:
+        """The method that is taken."""
+        return self.verdict.method
+
+    @property
+    def sentence(self) -> str:
+        """The answer with its evidence."""
+        return self.verdict.sentence
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that the method was chosen with, by dotted name."""
+        return dict(self.found.finalists[self.method][1])
+
+    @property
+    def config(self) -> Path:
+        """A whole configuration: ``fl-train fit --config`` trains the method."""
+        return self.folder / "chosen.yaml"
+
+    @property
+    def page(self) -> Path:
+        """The page."""
+        return self.folder / "choice.html"
+
+    def test_of(self, standing: Standing) -> Interval:
+        """The test metric of a finalist over its seeds, as it was measured."""
+        sign = -1.0 if self.less_is_better else 1.0
+        return Interval.of([sign * value for value in standing.test.values()])
+
+    @cached_property
+    def results(self) -> pd.DataFrame:
+        """A row for each finalist: its metrics, what it sends and takes, and how it stands to the one that is taken."""
+        chosen = next(each for each in self.standings if each.method == self.method)
+        rows = []
+        for each in self.standings:
+            test, gap = self.test_of(each), difference(each.test, chosen.test)
+            rows.append(
+                {
+                    "method": each.method,
+                    "setting": each.label,
+                    "seeds": test.seeds,
+                    self.metric: test.mean,
+                    "low": test.low,
+                    "high": test.high,
+                    "worst_client": each.worst,
+                    "better_by": gap.mean if each is not chosen else math.nan,
+                    "better_by_low": gap.low if each is not chosen else math.nan,
+                    "better_by_high": gap.high if each is not chosen else math.nan,
+                    "bytes": each.sent,
+                    "seconds": each.seconds,
+                    "still_rising": each.is_rising,
+                    "errors": "; ".join(each.errors),
+                }
+            )
+        return pd.DataFrame(rows)
+
+    @cached_property
+    def table(self) -> Table:
+        """The same in words."""
+        columns = ["method", "setting", self.metric, "95 % interval", "worst client", f"beside {self.method}", "sent"]
+        rows = []
+        for row in self.results.to_dict("records"):
+            gap = f"{signed(row['better_by'])} ({signed(row['better_by_low'])} to {signed(row['better_by_high'])})"
+            rows.append(
+                [
+                    f"{row['method']} (has all data)" if row["method"] == CEILING else row["method"],
+                    row["setting"] or "–",
+                    number(row[self.metric]),
+                    f"{number(row['low'])} to {number(row['high'])}",
+                    number(row["worst_client"]),
+                    gap if math.isfinite(row["better_by"]) else "–",
+                    size(row["bytes"]) if math.isfinite(row["bytes"]) else "–",
+                    duration(row["seconds"]) if math.isfinite(row["seconds"]) else "–",
+                    "yes" if row["still_rising"] else "",
+                ]
+            )
+        return Table(title="Finalists", columns=[*columns, "time", "still rising"], rows=rows)
+
+    @property
+    def lines(self) -> list[str]:
+        """Which methods did not take part, or did not go on with any setting, and when."""
+        left_out = [f"{name} is left out: {why}" for name, why in self.found.left_out.items()]
+        last = {each.arm.method: each for each in self.found.dropped if each.arm.method not in self.found.finalists}
+        others = len(self.found.dropped) - len(last)
+        more = [f"{count(others, 'other setting')} of these and of the finalists: see the page"] if others else []
+        return [*left_out, *map(str, last.values()), *more]
+
+    def __str__(self) -> str:
+        heads = list(self.table.columns)
+        rows = [heads, *map(list, self.table.rows)]
+        widths = [max(len(row[index]) for row in rows) for index in range(len(heads))]
+        shown = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        dropped = [f"  {line}" for line in self.lines]
+        return "\n".join(
+            [
+                self.sentence,
+                *self.verdict.notes,
+                "",
+                *shown,
+                "",
+                *(["What was dropped:", *dropped, ""] if dropped else []),
+                f"{self.config} trains {self.method}: fl-train fit --config {self.config}",
+                f"{self.page} shows it.",
+            ]
+        )

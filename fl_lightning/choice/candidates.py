@@ -1,0 +1,161 @@
+"""The methods among which one is chosen, from the simplest on, and the settings that each of them tries."""
+
+import dataclasses
+import difflib
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fl_lightning.refusals import known_classes
+from fl_lightning.strategies import Strategy
+from fl_lightning.study.edge import Point, points_of
+from fl_lightning.study.schema import Axis, Settings
+
+#: What the others are measured by: training alone, and one training on all clients' data. Both are always there.
+FLOOR, CEILING = "Local", "Pooled"
+#: What everybody knows: the others are compared with it where it is among them.
+COMMON = "FedAvg"
+#: The methods that are tried by default, from the simplest on: of methods that cannot be told apart the first is taken.
+DEFAULT = (FLOOR, COMMON, "FedPer", "FedOpt", "SCAFFOLD", "Ditto", "PFedMe", "TwinScaffold", "SheafRidge")
+#: Settings of single methods that are tried, the method's own default first.
+OWN: Mapping[str, dict[str, Axis]] = {
+    "FedOpt": {"strategy.adaptivity": [1e-4, 1e-5, 1e-3]},
+    "Ditto": {"strategy.proximal_weight": [0.1, 0.01, 1.0]},
+    "PFedMe": {"strategy.proximal_weight": [0.01, 0.1, 1.0]},
+}
+_OPTIMIZER, _RATE, _DECAY = "model.optimizer", "model.optimizer.lr", "model.optimizer.weight_decay"
+#: Clients of FedOpt make plain steps: Adam is the server's.
+_PLAIN_STEPS: dict[str, Axis] = {
+    "client_lr": {str(rate): {_OPTIMIZER: "torch.optim.SGD", _RATE: rate, _DECAY: 0.0} for rate in (0.3, 1.0, 0.1)}
+}
+
+
+class WrongChoice(ValueError):
+    """What was asked for cannot be done; the message says why, in one line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A method, and what it tries.
+
+    Attributes:
+        name: Bare name of the strategy's class.
+        settings: Of the method, whatever it tries.
+        points: The settings that it tries, the most promising ones first.
+        as_given: Whether the configuration names this method.
+    """
+
+    name: str
+    settings: Settings
+    points: Sequence[Point]
+    as_given: bool = False
+
+
+def candidates(
+    config: Mapping[str, Any], methods: Sequence[str] = (), grid: Mapping[str, Sequence[Any]] | None = None
+) -> list[Candidate]:
+    """The candidates of a configuration, from the simplest on, and last the ceiling.
+
+    The method that the configuration names is one of them, with its settings; the others have their own defaults and
+    its number of local epochs.
+
+    Args:
+        config: All settings, by group.
+        methods: Strategies by name; empty for :data:`DEFAULT` and the configuration's.
+        grid: Values by setting, in place of those that are tried by default.
+
+    Raises:
+        WrongChoice: There is no such method, or none of them has a setting of the grid.
+    """
+    given = config.get("strategy") or {}
+    own = str(given.get("class_path", "")).rpartition(".")[2]
+    named = [_known(name) for name in methods] or [*DEFAULT, *([own] if own else [])]
+    names = list(dict.fromkeys([FLOOR, *sorted(named, key=_simplicity), CEILING]))
+    names = [*(name for name in names if name != CEILING), CEILING]
+    fields = {name: _settings_of(name) for name in names}
+    grid = dict(grid or {})
+    for setting in grid:
+        if setting.startswith("strategy.") and not any(setting.split(".")[1] in each for each in fields.values()):
+            raise WrongChoice(f"--grid {setting}: none of {', '.join(names)} has this setting")
+    return [_candidate(name, config, given if name == own else {}, fields[name], grid) for name in names]
+
+
+def _candidate(
+    name: str, config: Mapping[str, Any], given: Mapping[str, Any], fields: Iterable[str], grid: Mapping[str, Any]
+) -> Candidate:
+    init_args = dict(given.get("init_args") or {})
+    if not given:
+        epochs = ((config.get("strategy") or {}).get("init_args") or {}).get("num_epochs")
+        init_args = {"num_epochs": epochs} if epochs is not None and "num_epochs" in fields else {}
+    path = given.get("class_path") or _path(name)
+    axes: dict[str, Axis] = {**_shared(name, config, grid), **OWN.get(name, {})}
+    for setting in [each for each in axes if each.partition(".")[2] in init_args]:  # what was given comes first
+        axes[setting] = list(dict.fromkeys([init_args[setting.partition(".")[2]], *axes[setting]]))
+    for setting, values in grid.items():
+        if not setting.startswith("strategy.") or setting.split(".")[1] in fields:
+            axes[setting] = list(values)
+    strategy: Settings = {"class_path": path, **({"init_args": init_args} if init_args else {})}
+    return Candidate(name=name, settings={"strategy": strategy}, points=_diagonal(axes), as_given=bool(given))
+
+
+def _shared(name: str, config: Mapping[str, Any], grid: Mapping[str, Any]) -> dict[str, Axis]:
+    """The axes of the clients' optimizer: as given, a larger and a smaller rate, and no decay."""
+    if _RATE in grid or _OPTIMIZER in grid:
+        return {}
+    if name == "FedOpt":
+        return _PLAIN_STEPS
+    optimizer = ((config.get("model") or {}).get("init_args") or {}).get("optimizer")
+    if optimizer is None:
+        adam = {_OPTIMIZER: "torch.optim.Adam"}
+        return {"lr": {"default": {}, **{str(rate): {**adam, _RATE: rate} for rate in (0.03, 0.003)}}}
+    init_args = (optimizer.get("init_args") or {}) if isinstance(optimizer, Mapping) else {}
+    rate, decay = init_args.get("lr"), init_args.get("weight_decay")
+    if not isinstance(rate, int | float):
+        return {}
+    rates = [float(f"{rate * factor:.3g}") for factor in (1.0, 3.0, 1 / 3)]
+    return {_RATE: rates, **({_DECAY: [decay, 0.0]} if decay else {})}
+
+
+def _diagonal(axes: Mapping[str, Axis]) -> list[Point]:
+    """All points of a grid, first those whose values are the first ones of their axes."""
+    lists = [list(points_of(name, axis)) for name, axis in axes.items()]
+    places = sorted(itertools.product(*(range(len(each)) for each in lists)), key=sum)
+    result: list[Point] = []
+    for place in places:
+        chosen = [points[index] for points, index in zip(lists, place, strict=True)]
+        label = ", ".join(label for label, _ in chosen)
+        result.append((label, {name: value for _, settings in chosen for name, value in settings.items()}))
+    return result
+
+
+# ---------------------------------------------------------------- the classes
+
+
+def _strategies() -> dict[str, type[Strategy]]:
+    return {name: cls for name, cls in known_classes().items() if issubclass(cls, Strategy)}
+
+
+def _known(name: str) -> str:
+    """A strategy's name however it is spelled."""
+    known = {each.lower(): each for each in _strategies()}
+    if (found := known.get(name.lower())) is None:
+        near = difflib.get_close_matches(name.lower(), known, n=1)
+        advice = f"did you mean {known[near[0]]}?" if near else f"the defaults are {', '.join(DEFAULT)}"
+        raise WrongChoice(f"--methods {name!r} is no strategy: {advice}")
+    return found
+
+
+def _settings_of(name: str) -> list[str]:
+    cls = _strategies().get(name)
+    return [each.name for each in dataclasses.fields(cls) if each.init] if cls is not None else []
+
+
+def _path(name: str) -> str:
+    cls = _strategies()[name]
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _simplicity(name: str) -> int:
+    """The place in the order from the simplest on; what is not among the defaults comes after them."""
+    return DEFAULT.index(name) if name in DEFAULT else len(DEFAULT)

@@ -1,0 +1,221 @@
+"""What a search is made of: the configuration with everything in it, and the study of its candidates."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fl_lightning.choice.candidates import Candidate, WrongChoice, candidates
+from fl_lightning.choice.search import CASE
+from fl_lightning.data import FederatedDataModule
+from fl_lightning.round.client import ClientModule
+from fl_lightning.run.description import Description
+from fl_lightning.run.folder import whole_file
+from fl_lightning.strategies import Strategy
+from fl_lightning.study.definition import Study
+from fl_lightning.study.worker import resolve
+from fl_lightning.trainer import FederatedTrainer
+from fl_lightning.yaml_input import dump_yaml, parse_yaml
+
+_UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_SIZES = {"": 1.0, "B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+#: Gigabytes of the states from which settings go on.
+_STATES_GB = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What was asked for; the attributes are the arguments of :func:`fl_lightning.choice.choose`."""
+
+    config: Sequence[str]
+    folder: Path
+    overrides: Sequence[str] = ()
+    budget: str | float = "30m"
+    methods: Sequence[str] = ()
+    grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    metric: str | None = None
+    max_bytes: str | float | None = None
+    processes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A search that can begin.
+
+    Attributes:
+        study: A method for each candidate, and one case.
+        candidates: The methods.
+        digest: Of all that was asked for.
+        seed: The configuration's.
+        num_rounds: Likewise.
+        evaluate_every: Likewise.
+        seconds: The budget.
+        max_bytes: What a run may send; None for any number.
+    """
+
+    study: Study
+    candidates: Sequence[Candidate]
+    digest: str
+    seed: int
+    num_rounds: int
+    evaluate_every: int
+    seconds: float
+    max_bytes: float | None
+
+
+def prepare(asked: Asked) -> Prepared:
+    """Read what was asked for, and write the study into the folder.
+
+    Raises:
+        WrongChoice: It is refused.
+    """
+    seconds = seconds_of(asked.budget)
+    limit = None if asked.max_bytes is None else bytes_of(asked.max_bytes)
+    config = whole_config(asked)
+    methods = candidates(config, asked.methods, asked.grid)
+    trainer = config["trainer"]
+    if asked.metric is not None:
+        trainer["monitor"] = asked.metric
+    trainer |= {"references": None, "logger": False}
+    base: dict[str, Any] = {
+        name: config[name] for name in ("seed_everything", "trainer", "model", "data") if name in config
+    }
+    rest = [[each.name, each.settings, list(each.points)] for each in methods]
+    digest = _digest([base, rest, seconds, limit])
+    path = asked.folder / f"config-{_digest(base)}.yaml"
+    _write(path, base)
+    _write(asked.folder / "study.yaml", _study(path.name, methods, int(config["seed_everything"])))
+    return Prepared(
+        study=Study(asked.folder / "study.yaml"),
+        candidates=methods,
+        digest=digest,
+        seed=int(config["seed_everything"]),
+        num_rounds=int(trainer["num_rounds"]),
+        evaluate_every=int(trainer["evaluate_every"]),
+        seconds=seconds,
+        max_bytes=limit,
+    )
+
+
+def whole_config(asked: Asked) -> dict[str, Any]:
+    """Every setting with its value; without ``strategy`` and ``model`` where nothing was said of them.
+
+    Raises:
+        WrongChoice: A setting is refused.
+    """
+    arguments = ["fit", *(f"--config={path}" for path in asked.config), *asked.overrides]
+    given = resolve(arguments)
+    has_none = given["error"] and "strategy" in given["error"] and "required" in given["error"]
+    if has_none:
+        given = resolve([*arguments, "--strategy=FedAvg"])
+    if given["error"]:
+        raise WrongChoice(given["error"])
+    config: dict[str, Any] = parse_yaml(given["config"])
+    if has_none:
+        del config["strategy"]
+    if _is_default(config["model"]):
+        del config["model"]  # each strategy has a client of its own
+    return config
+
+
+def _is_default(model: Mapping[str, Any]) -> bool:
+    """Whether nothing was said of the clients' module."""
+    settings = {name: value for name, value in (model.get("init_args") or {}).items() if name != "running_statistics"}
+    return not any(settings.values()) and str(model["class_path"]).rpartition(".")[2] == "ClientModule"
+
+
+def described(
+    folder: Path,
+    data: FederatedDataModule,
+    client: ClientModule | None,
+    strategy: Strategy | None,
+    trainer: FederatedTrainer | None,
+) -> Path:
+    """Write objects as a configuration.
+
+    Returns:
+        The file.
+
+    Raises:
+        WrongChoice: Something cannot be written, such as a graph in memory.
+    """
+    description = Description()
+    config: dict[str, Any] = {"seed_everything": 0 if trainer is None else trainer.seed}
+    if trainer is not None:
+        settings = description.arguments(trainer, "trainer")
+        config["trainer"] = {name: value for name, value in settings.items() if name != "seed"}
+    if strategy is not None:
+        config["strategy"] = description.of(strategy, "strategy")
+    if client is not None:
+        config["model"] = description.of(client, "model")
+    config["data"] = description.arguments(data, "data")
+    if description.unwritten:
+        raise WrongChoice(
+            f"{', '.join(description.unwritten)} cannot be written as a configuration, which the processes that train "
+            "need: save a graph with torch.save and give fl_lightning.data.FileSource, put a class into a module"
+        )
+    path = folder / "given.yaml"
+    _write(path, config)
+    return path
+
+
+def _study(config: str, methods: Sequence[Candidate], seed: int) -> dict[str, Any]:
+    return {
+        "title": "Which method",
+        "seeds": [seed],
+        "states_gb": _STATES_GB,
+        "results": ".",
+        "methods": {each.name: {"config": config, "settings": each.settings} for each in methods},
+        "cases": {CASE: {}},
+    }
+
+
+def seconds_of(budget: str | float) -> float:
+    """A time such as ``30m`` in seconds.
+
+    Raises:
+        WrongChoice: It is none.
+
+    Example:
+        >>> seconds_of("30m"), seconds_of("1.5h"), seconds_of(20)
+        (1800.0, 5400.0, 20.0)
+    """
+    if isinstance(budget, str):
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d)", budget.strip())
+        seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
+    else:
+        seconds = float(budget)
+    if not 0 < seconds < 1e8:
+        raise WrongChoice(f"--budget is {budget!r}: give a time with its unit, such as 90s, 30m or 2h")
+    return seconds
+
+
+def bytes_of(limit: str | float) -> float:
+    """A size such as ``200MB`` in bytes.
+
+    Raises:
+        WrongChoice: It is none.
+
+    Example:
+        >>> bytes_of("200MB"), bytes_of(1000)
+        (200000000.0, 1000.0)
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKMGT]?B?)", str(limit).strip())
+    unit = found[2].upper() if found else "?"
+    size = _SIZES.get(unit if unit.endswith("B") or not unit else f"{unit}B")
+    if found is None or size is None or not float(found[1]):
+        raise WrongChoice(f"--max-bytes is {limit!r}: give a size such as 200MB")
+    return float(found[1]) * size
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path) as temporary:
+        temporary.write_text(dump_yaml(dict(content), sort_keys=False))
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:12]

@@ -1,0 +1,438 @@
+"""The search within a budget, on the engine of studies: its keys, records, worker processes and lengthened runs.
+
+A setting that goes on continues from the last state of its own run. What was trained is never trained again, so a
+search that was interrupted goes on where it stopped.
+"""
+
+import json
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fl_lightning.choice.candidates import CEILING, COMMON, FLOOR, Candidate, WrongChoice
+from fl_lightning.choice.halving import (
+    FEWEST_SEEDS,
+    MOST_SEEDS,
+    Arm,
+    Cost,
+    Plan,
+    Planner,
+    lengths,
+    survivors,
+)
+from fl_lightning.report.wording import number, size
+from fl_lightning.run.curve import STILL_RISING
+from fl_lightning.run.folder import whole_file
+from fl_lightning.study.definition import Study
+from fl_lightning.study.edge import Point
+from fl_lightning.study.pool import Pool
+from fl_lightning.study.runner import duration, make_record
+from fl_lightning.study.runs import StudyRun, make_run
+from fl_lightning.study.store import Record, Store, is_less_better
+
+#: The one case of the study that a search is.
+CASE = "mine"
+#: How far the seed of the search is from the first of those that are reported.
+SEARCH_SEED = 1000
+#: What a client may need past the budget, as a share of it: runs that would take longer are not begun, or stopped.
+_OVER = 1.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dropped:
+    """A setting that did not go on.
+
+    Attributes:
+        arm: The setting.
+        rounds: After how many rounds.
+        value: Its validation metric then; None if there is none.
+        why: In words.
+    """
+
+    arm: Arm
+    rounds: int
+    value: float | None
+    why: str
+
+    def __str__(self) -> str:
+        value = "" if self.value is None else f" at {number(self.value)}"
+        return f"{self.arm}: after {self.rounds} rounds{value}, {self.why}"
+
+
+@dataclass(kw_only=True)
+class Found:
+    """What a search came to.
+
+    Attributes:
+        finalists: The chosen setting of each method that was trained with the reported seeds, the simplest first.
+        records: Its records, by method and seed.
+        left_out: Why methods did not take part.
+        dropped: The settings that did not go on.
+        num_rounds: Of a whole run.
+        seconds: Of the clock, of all starts together.
+    """
+
+    finalists: dict[str, Point] = field(default_factory=dict)
+    records: dict[str, dict[int, Record]] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    dropped: list[Dropped] = field(default_factory=list)
+    num_rounds: int = 0
+    seconds: float = 0.0
+
+
+class Search:
+    """Finds the best setting of each method within a budget, and trains the best methods with new seeds.
+
+    Args:
+        study: The study: a method for each candidate, and one case.
+        store: Where its records go.
+        candidates: The methods, the simplest first.
+        asked: Digest of what was asked for: what was decided for the same continues.
+        seed: The first of the reported seeds.
+        num_rounds: Of a whole run.
+        evaluate_every: Rounds between evaluations.
+        seconds: The budget, of the clock.
+        max_bytes: What a whole run may send; None for any number.
+        say: Takes a line for the user.
+        clock: The time in seconds.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        store: Store,
+        candidates: Sequence[Candidate],
+        *,
+        asked: str,
+        seed: int,
+        num_rounds: int,
+        evaluate_every: int = 1,
+        seconds: float,
+        max_bytes: float | None = None,
+        say: Callable[[str], None] = print,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.study, self.store, self.candidates = study, store, {each.name: each for each in candidates}
+        self.seed, self.num_rounds, self.seconds, self.max_bytes = seed, num_rounds, seconds, max_bytes
+        self.say, self.clock = say, clock
+        self.rungs = lengths(num_rounds, evaluate_every)
+        self.points = {
+            Arm(method=each.name, label=label): (label, settings)
+            for each in candidates
+            for label, settings in each.points
+        }
+        self.records = store.records()
+        self.costs: dict[str, Cost] = {}
+        self.found = Found(num_rounds=num_rounds)
+        self.memory = Memory.read(store.folder / "choice.json", asked)
+        earlier = (each.get("elapsed", 0.0) for each in self.records.values() if each.get("asked") == asked)
+        self._before = max(earlier, default=0.0)
+        self._lost: set[str] = set()
+        self._start = clock()
+
+    def run(self, pool: Pool) -> Found:
+        """Search.
+
+        Raises:
+            WrongChoice: The budget is too small, or no method can be trained.
+        """
+        self.pool = pool
+        arms = self._begin()
+        for index, length in enumerate(self.rungs[1:]):
+            arms = self._rung(index, arms, length)
+        self._finish(self._finalists(arms))
+        self.found.seconds = self.elapsed
+        return self.found
+
+    # ------------------------------------------------------------------ the search
+
+    def _begin(self) -> list[Arm]:
+        """Train the first setting of every method for two rounds; the arms that the budget is enough for."""
+        firsts = [self._arms(name)[0] for name in self.candidates]
+        self._train([self._tuning(arm, self.rungs[0]) for arm in firsts], until=self.seconds)
+        for arm in firsts:
+            record = self._record(arm, self.rungs[0])
+            why = "there was no time left to try it" if record is None else record["error"]
+            if why := why or self._too_many_bytes(arm, self.rungs[0]):
+                self.found.left_out[arm.method] = why
+                self.say(f"{arm.method} is left out: {why}")
+        names = [name for name in self.candidates if name not in self.found.left_out]
+        if not set(names) - {CEILING}:
+            raise WrongChoice(f"no method can be trained: {'; '.join(self.found.left_out.values())}")
+        self.beside = [name for name in (FLOOR, COMMON, CEILING) if name in names]
+        if self.memory.plan is None:
+            self.memory.plan = self._plan(names)
+            self.memory.write()
+        points = self.memory.plan.points
+        self.say(
+            f"{len(names)} methods, up to {points} settings each; the best go on to {self.num_rounds} rounds, then to "
+            f"{FEWEST_SEEDS} seeds or more"
+        )
+        return [arm for name in names for arm in self._arms(name)[:points]]
+
+    def _plan(self, names: Sequence[str]) -> Plan:
+        planner = self._planner(names)
+        left = self.seconds - self.elapsed
+        if (plan := planner.plan(left)) is not None:
+            return plan
+        needed = self.elapsed + planner.needed() / 0.9
+        raise WrongChoice(
+            f"a budget of {duration(self.seconds)} is too small for one setting of each of {len(names)} methods and "
+            f"{FEWEST_SEEDS} seeds of the best: these need about {duration(needed)}. {self._enough(names, left)}"
+        )
+
+    def _planner(self, names: Sequence[str]) -> Planner:
+        return Planner(
+            costs={name: self.costs[name] for name in names},
+            sizes={name: len(self.candidates[name].points) for name in names},
+            rungs=self.rungs,
+            processes=self.pool.processes,
+            beside=self.beside,
+        )
+
+    def _enough(self, names: Sequence[str], left: float) -> str:
+        """What the budget is enough for."""
+        competing = [name for name in names if name not in (FLOOR, CEILING)]
+        always = [name for name in names if name in (FLOOR, CEILING)]
+        enough = [
+            competing[:count]
+            for count in range(len(competing), 0, -1)
+            if self._planner([*always, *competing[:count]]).plan(left) is not None
+        ]
+        whole = self._planner(names)
+        shorter = next(
+            (length for length in range(self.num_rounds - 1, 9, -1) if whole.needed(num_rounds=length) <= 0.9 * left), 0
+        )
+        parts = [f"for --methods {' '.join(enough[0])}"] if enough else []
+        parts += [f"for all with --trainer.num_rounds {shorter}"] if shorter else []
+        return f"It is enough {' or '.join(parts)}" if parts else "It is not enough for a single method"
+
+    def _rung(self, index: int, arms: Sequence[Arm], length: int) -> list[Arm]:
+        """Train settings up to a number of rounds; those that go on, the best first."""
+        assert self.memory.plan is not None
+        finals = FEWEST_SEEDS * self._planner(list({arm.method: None for arm in arms})).seed(
+            self.memory.plan.finalists, self.num_rounds
+        )
+        reserved = finals / self.pool.processes
+        self._train([self._tuning(arm, length) for arm in arms], until=max(self.seconds - reserved, 0.5 * self.seconds))
+        scores = {arm: self._score(arm, length) for arm in arms}
+        if not any(math.isfinite(score) for arm, score in scores.items() if arm.method != CEILING):
+            raise WrongChoice(f"no method could be trained for {length} rounds: {self._why(arms[0], length)}")
+        if index == len(self.rungs) - 2:
+            return sorted(scores, key=lambda arm: -scores[arm])
+        if len(self.memory.rungs) <= index:
+            chosen = survivors(
+                scores,
+                share=self.memory.plan.share,
+                references=(FLOOR, CEILING),
+                beside=self.beside,
+                keep_methods=index == 0,
+                finalists=self.memory.plan.finalists,
+            )
+            self.memory.rungs.append([[arm.method, arm.label] for arm in chosen])
+            self.memory.write()
+        going = [Arm(method=method, label=label) for method, label in self.memory.rungs[index]]
+        for arm in arms:
+            if arm not in going:
+                self._drop(arm, length, "others were better")
+        self.say(f"after {length} rounds {len(going)} of {len(arms)} settings go on")
+        return going
+
+    def _finalists(self, arms: Sequence[Arm]) -> list[Arm]:
+        """The best setting of the methods that are trained with the reported seeds, the simplest first."""
+        assert self.memory.plan is not None
+        best: dict[str, Arm] = {}
+        for arm in arms:
+            if math.isfinite(self._score(arm, self.num_rounds)) and not self._too_many_bytes(arm, self.num_rounds):
+                best.setdefault(arm.method, arm)
+        others = [name for name in best if name not in self.beside][: self.memory.plan.finalists]
+        chosen = [best[name] for name in self.candidates if name in best and (name in self.beside or name in others)]
+        for arm in arms:
+            if arm not in chosen:
+                self._drop(arm, self.num_rounds, "others were better")
+        return chosen
+
+    def _drop(self, arm: Arm, rounds: int, why: str) -> None:
+        record = self._record(arm, rounds)
+        why = self._why(arm, rounds) or self._too_many_bytes(arm, rounds) or why
+        if record is not None and not record["error"] and STILL_RISING in record["marks"]:
+            why += ", although it was still rising"
+        value = None if record is None else record["val"]
+        dropped = Dropped(arm=arm, rounds=rounds, value=value, why=why)
+        self.found.dropped.append(dropped)
+        self.say(f"dropped: {dropped}")
+        self.store.state(self._tuning(arm, rounds)).unlink(missing_ok=True)
+
+    # ------------------------------------------------------------------ the finals
+
+    def _finish(self, arms: Sequence[Arm]) -> None:
+        """Train the finalists with as many seeds as there is time for."""
+        self.found.finalists = {arm.method: self.points[arm] for arm in arms}
+        self.say(f"finalists: {', '.join(map(str, arms))}")
+        cost = sum(self.costs[arm.method].of(self.num_rounds) for arm in arms) / self.pool.processes
+        seeds = [self.seed + index for index in range(MOST_SEEDS)]
+        count = 0
+        while count < MOST_SEEDS:
+            done = all(self._is_known(run) for run in self._finals(arms, seeds[count]))
+            more = 1 if done else max(FEWEST_SEEDS - count, int((self.seconds - self.elapsed) / cost))
+            if more <= 0:
+                break
+            batch = seeds[count : count + more]
+            limit = _OVER * self.seconds if count < FEWEST_SEEDS else self.seconds
+            self._train([run for seed in batch for run in self._finals(arms, seed)], until=limit)
+            whole = [seed for seed in batch if all(self._is_known(run) for run in self._finals(arms, seed))]
+            for seed in whole:
+                for run in self._finals(arms, seed):
+                    self.found.records.setdefault(run.method, {})[seed] = self.records[run.key]
+            count += len(batch)
+            if len(whole) < len(batch):
+                break
+
+    def _finals(self, arms: Sequence[Arm], seed: int) -> list[StudyRun]:
+        return [
+            make_run(self.study, arm.method, CASE, seed, self.points[arm], "report", self.num_rounds) for arm in arms
+        ]
+
+    # ------------------------------------------------------------------ runs
+
+    def _arms(self, name: str) -> list[Arm]:
+        return [arm for arm in self.points if arm.method == name]
+
+    def _tuning(self, arm: Arm, length: int) -> StudyRun:
+        seed = self.seed + SEARCH_SEED
+        return make_run(self.study, arm.method, CASE, seed, self.points[arm], "tuning", length)
+
+    def _record(self, arm: Arm, length: int) -> Record | None:
+        run = self._tuning(arm, length)
+        return self.records[run.key] if self._is_known(run) else None
+
+    def _is_known(self, run: StudyRun) -> bool:
+        record = self.records.get(run.key)
+        return record is not None and record["version"] == run.version
+
+    def _score(self, arm: Arm, length: int) -> float:
+        """The validation metric, more being better; nan for none, or for one that sends too much."""
+        record = self._record(arm, length)
+        if record is None or record["val"] is None or self._too_many_bytes(arm, length):
+            return math.nan
+        return -float(record["val"]) if is_less_better(record) else float(record["val"])
+
+    def _why(self, arm: Arm, length: int) -> str:
+        """Why a setting has no score; empty if it has one."""
+        record = self._record(arm, length)
+        return "there was no time left to train it" if record is None else str(record["error"])
+
+    def _too_many_bytes(self, arm: Arm, length: int) -> str:
+        record = self._record(arm, length)
+        if self.max_bytes is None or record is None or not record.get("spent") or arm.method in (FLOOR, CEILING):
+            return ""
+        spent = record["spent"]
+        sent = sum(spent["bytes"].values()) / spent["num_rounds"] * self.num_rounds
+        if sent <= self.max_bytes:
+            return ""
+        return f"it would send {size(sent)} in {self.num_rounds} rounds, more than --max-bytes {size(self.max_bytes)}"
+
+    def _train(self, runs: Sequence[StudyRun], until: float) -> None:
+        """Train what is not known yet; nothing is begun that would take longer than until then."""
+        for run in runs:
+            if self._is_known(run):
+                self._learn(run, self.records[run.key])
+        todo = deque(run for run in runs if not self._is_known(run))
+        while True:
+            while todo and self.pool.num_idle and self.elapsed + self._estimate(todo[0]) <= until:
+                run = todo.popleft()
+                self.pool.submit(run, "train", *self._task(run))
+            if not self.pool.num_busy:
+                return
+            for run, result in self.pool.finished(_OVER * self.seconds - self.elapsed):
+                if result is None and run.key not in self._lost:
+                    self._lost.add(run.key)
+                    todo.appendleft(run)
+                    continue
+                self._take(run, result)
+            if self.elapsed > _OVER * self.seconds:
+                return
+
+    def _task(self, run: StudyRun) -> tuple[Any, ...]:
+        state = self.store.state(run) if run.purpose == "tuning" else None
+        return (*run.arguments, "--trainer.logger=false"), self.pool.scratch, (), (), None, state
+
+    def _take(self, run: StudyRun, result: dict[str, Any] | None) -> None:
+        if result is not None and result.get("interrupted"):
+            return
+        record = make_record(run, result or {"error": "its worker was killed, twice (out of memory?)"})
+        if result is not None and not record["error"]:
+            record["spent"] = {name: result[name] for name in ("num_rounds", "bytes", "training_seconds")}
+        self.records[run.key] = record
+        if result is not None:
+            record |= {"asked": self.memory.asked, "elapsed": round(self.elapsed, 3)}
+            self.store.add(record)
+            self.store.bound_states(self.study.states_gb)
+        self._learn(run, record)
+        what = f"seed {run.seed}" if run.purpose == "report" else run.setting
+        came_to = f"failed: {record['error']}" if record["error"] else f"{record['monitor']} {number(record['val'])}"
+        rounds = f" after {record['spent']['num_rounds']} rounds" if record.get("spent") else ""
+        left = duration(max(self.seconds - self.elapsed, 0.0))
+        self.say(f"[{left} left] {run.method}{f' ({what})' if what else ''}: {came_to}{rounds}")
+
+    def _learn(self, run: StudyRun, record: Mapping[str, Any]) -> None:
+        """What a method takes, by its newest run."""
+        if spent := record.get("spent"):
+            rounds = max(1, spent["num_rounds"])
+            each = spent["training_seconds"] / rounds
+            start = max(record["seconds"] - each * (rounds - record.get("resumed", 0)), 0.0)
+            self.costs[run.method] = Cost(start=start, each=each)
+
+    def _estimate(self, run: StudyRun) -> float:
+        """Seconds that a run will take; 0 where nothing is known."""
+        cost = self.costs.get(run.method)
+        if cost is None:
+            return 0.0
+        length = next(int(each.partition("=")[2]) for each in run.arguments if each.startswith("--trainer.num_rounds="))
+        before = [rung for rung in self.rungs if rung < length] if run.purpose == "tuning" else []
+        return cost.of(length - max(before, default=0))
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the first start, without the time in between."""
+        return self._before + self.clock() - self._start
+
+
+@dataclass(kw_only=True)
+class Memory:
+    """What was decided, in ``choice.json``; records say the rest.
+
+    Attributes:
+        path: The file.
+        asked: Digest of what was asked for.
+        plan: The plan.
+        rungs: Method and label of the settings that went on, for each rung.
+    """
+
+    path: Path
+    asked: str
+    plan: Plan | None = None
+    rungs: list[list[list[str]]] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, path: Path, asked: str) -> "Memory":
+        """What was decided for the same; nothing if something else was asked for."""
+        try:
+            content = json.loads(path.read_text())
+            if content["asked"] == asked:
+                plan = None if content["plan"] is None else Plan(**content["plan"])
+                return cls(path=path, asked=asked, plan=plan, rungs=content["rungs"])
+        except (OSError, ValueError, LookupError, TypeError):  # none, or damaged: the records are what counts
+            pass
+        return cls(path=path, asked=asked)
+
+    def write(self) -> None:
+        """Write the file."""
+        plan = None if self.plan is None else asdict(self.plan)
+        content = {"asked": self.asked, "plan": plan, "rungs": self.rungs}
+        with whole_file(self.path) as temporary:
+            temporary.write_text(json.dumps(content, indent=1) + "\n")

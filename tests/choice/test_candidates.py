@@ -1,0 +1,69 @@
+"""What is tried of which methods."""
+
+from typing import Any
+
+import pytest
+from planted_choice import CONFIG
+
+from fl_lightning.choice.candidates import DEFAULT, WrongChoice, candidates
+
+
+def labels(name: str, config: dict[str, Any] = CONFIG, **options: Any) -> list[str]:
+    return next([label for label, _ in each.points] for each in candidates(config, **options) if each.name == name)
+
+
+def test_the_defaults_from_the_simplest_on_and_the_ceiling_last() -> None:
+    methods = candidates(CONFIG)
+    assert [each.name for each in methods] == [*DEFAULT, "Pooled"]
+    assert all(each.settings["strategy"]["init_args"]["num_epochs"] == 1 for each in methods)
+    assert labels("FedPer") == ["lr=0.01", "lr=0.03", "lr=0.00333"]
+    assert labels("Ditto")[:3] == [
+        "lr=0.01, proximal_weight=0.1",
+        "lr=0.01, proximal_weight=0.01",
+        "lr=0.03, proximal_weight=0.1",
+    ]
+    assert labels("FedOpt")[0] == "client_lr=0.3, adaptivity=0.0001"
+
+
+def test_what_the_configuration_names_is_tried_as_given() -> None:
+    given = {"class_path": "fl_lightning.strategies.Ditto", "init_args": {"num_epochs": 2, "proximal_weight": 0.5}}
+    ditto = next(each for each in candidates({**CONFIG, "strategy": given}) if each.name == "Ditto")
+    assert ditto.settings == {"strategy": given}
+    assert ditto.as_given
+    assert ditto.points[0] == (
+        "lr=0.01, proximal_weight=0.5",
+        {"model.optimizer.lr": 0.01, "strategy.proximal_weight": 0.5},
+    )
+    other = candidates({**CONFIG, "strategy": {"class_path": "fl_lightning.strategies.FedProx"}})
+    assert [each.name for each in other][-2:] == ["FedProx", "Pooled"]
+
+
+def test_an_optimizer_that_is_left_out_and_one_with_decay() -> None:
+    assert labels("FedAvg", {"strategy": None}) == ["lr=default", "lr=0.03", "lr=0.003"]
+    adam = {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.1, "weight_decay": 0.001}}
+    decayed = labels("FedAvg", {"model": {"init_args": {"optimizer": adam}}})
+    assert decayed[:3] == ["lr=0.1, weight_decay=0.001", "lr=0.1, weight_decay=0.0", "lr=0.3, weight_decay=0.001"]
+
+
+def test_a_grid_of_the_users() -> None:
+    grid = {"model.optimizer.lr": [0.2, 0.4], "strategy.proximal_weight": [5.0]}
+    options = {"methods": ["ditto", "FedAvg"], "grid": grid}
+    assert labels("FedAvg", **options) == ["lr=0.2", "lr=0.4"]
+    assert labels("Ditto", **options) == ["proximal_weight=5.0, lr=0.2", "proximal_weight=5.0, lr=0.4"]
+    assert [each.name for each in candidates(CONFIG, **options)] == ["Local", "FedAvg", "Ditto", "Pooled"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"methods": ["Dito"]}, "--methods 'Dito' is no strategy: did you mean Ditto?"),
+        (
+            {"methods": ["FedAvg"], "grid": {"strategy.mu": [1]}},
+            "--grid strategy.mu: none of Local, FedAvg, Pooled has",
+        ),
+    ],
+)
+def test_mistakes(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(WrongChoice) as error:
+        candidates(CONFIG, **options)
+    assert message in str(error.value)

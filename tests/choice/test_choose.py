@@ -1,0 +1,125 @@
+"""Where the right answer is planted, it is found, and said with its evidence."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import yaml
+from page_checks import check_page
+from planted_choice import Choose, Planted
+
+from fl_lightning.choice.candidates import WrongChoice
+
+pytestmark = pytest.mark.full
+LEVELS = {"Local": 0.6, "FedAvg": 0.7, "SCAFFOLD": 0.8, "Ditto": 0.65, "Pooled": 0.85}
+THREE = ["FedAvg", "SCAFFOLD"]
+
+
+def test_the_best_is_found_and_written(choose: Choose, tmp_path: Path) -> None:
+    planted = Planted(LEVELS, rates={0.03: 0.02}, sent={"SCAFFOLD": 20, "Local": 0, "Pooled": 0})
+    answer, said = choose(planted, methods=[*THREE, "Ditto"])
+    assert answer.method == "SCAFFOLD"
+    assert answer.settings == {"model.optimizer.lr": 0.03}
+    assert answer.sentence.startswith("SCAFFOLD: 10.0 points above FedAvg, 95 % interval ")
+    assert answer.results.set_index("method").loc["Pooled", "test/acc"] == pytest.approx(0.87, abs=0.002)
+    assert "Ditto" in str(answer)
+    assert "still rising" in next(line for line in said if line.startswith("dropped: "))
+    chosen = yaml.safe_load(answer.config.read_text())
+    assert chosen["strategy"]["class_path"].endswith("SCAFFOLD")
+    assert chosen["model"]["init_args"]["optimizer"]["init_args"]["lr"] == 0.03
+    assert (chosen["seed_everything"], chosen["data"]["seed"], chosen["trainer"]["num_rounds"]) == (0, 0, 90)
+    text = check_page(answer.page.read_text())
+    assert "SCAFFOLD: 10.0 points above FedAvg" in text
+    assert "Ditto (lr=0.01, proximal_weight=0.1)" in text
+    _goes_on_with_what_there_is(choose, planted, answer.sentence)
+
+
+def _goes_on_with_what_there_is(choose: Choose, planted: Planted, sentence: str) -> None:
+    before = list(planted.trained)
+    again, _ = choose(planted, methods=[*THREE, "Ditto"])
+    assert planted.trained == before
+    assert again.sentence == sentence
+
+
+def test_what_goes_on_resumes_its_own_state(choose: Choose) -> None:
+    planted = Planted(LEVELS)
+    choose(planted, methods=["FedAvg"], grid={"model.optimizer.lr": [0.01, 0.03]})
+    search = [(before, length) for method, before, length in planted.trained if method == "FedAvg"]
+    assert search[:5] == [(0, 2), (2, 10), (0, 10), (10, 30), (30, 90)]
+
+
+def test_the_simpler_method_wins_a_tie(choose: Choose) -> None:
+    answer, _ = choose(Planted({**LEVELS, "SCAFFOLD": 0.7}, scatter=0.01), methods=THREE)
+    assert answer.method == "FedAvg"
+    assert answer.sentence.startswith("nothing is distinguishable from FedAvg: take FedAvg")
+
+
+def test_stay_local(choose: Choose) -> None:
+    answer, _ = choose(Planted({**LEVELS, "Local": 0.82}, scatter=0.01), methods=THREE)
+    assert answer.method == "Local"
+    assert answer.sentence.startswith("stay local: federation adds nothing that can be seen here")
+
+
+@pytest.mark.parametrize("budget", [1800, 2500])
+def test_the_budget_is_kept(budget: int, choose: Choose) -> None:
+    planted = Planted(LEVELS)
+    answer, said = choose(planted, methods=THREE, budget=budget)
+    assert 0.5 * budget < planted.seconds <= 1.1 * budget
+    assert answer.results["seeds"].min() >= 3
+    assert any(line.startswith("[") and "left]" in line for line in said)
+
+
+def test_too_small_a_budget_says_what_it_is_enough_for(choose: Choose) -> None:
+    planted = Planted({**LEVELS, "SheafRidge": 0.7}, each={"SheafRidge": 20.0})
+    with pytest.raises(WrongChoice) as error:
+        choose(planted, methods=["FedAvg", "SheafRidge"], budget="25m")
+    message = str(error.value)
+    assert message.startswith("a budget of 25 min is too small for one setting of each of 4 methods and 3 seeds")
+    assert "It is enough for --methods FedAvg or for all with --trainer.num_rounds " in message
+    assert planted.seconds < 120
+
+
+def test_what_does_not_fit_is_left_out_by_name(choose: Choose) -> None:
+    planted = Planted(LEVELS, refused={"SCAFFOLD": "SCAFFOLD needs what is not there", "Pooled": "Pooled cannot"})
+    answer, said = choose(planted, methods=THREE)
+    assert "SCAFFOLD is left out: SCAFFOLD needs what is not there" in said
+    assert answer.found.left_out == planted.refused
+    assert answer.method == "FedAvg"
+
+
+def test_what_sends_too_much_is_left_out(choose: Choose) -> None:
+    answer, _ = choose(Planted(LEVELS, sent={"SCAFFOLD": 20_000}), methods=THREE, max_bytes="1MB")
+    assert answer.method == "FedAvg"
+    assert answer.found.left_out["SCAFFOLD"] == "it would send 1.8 MB in 90 rounds, more than --max-bytes 1 MB"
+
+
+class _Stop(KeyboardInterrupt):
+    pass
+
+
+@dataclasses.dataclass
+class _Stopping:
+    """Ends the search at the so many-eth training."""
+
+    planted: Planted
+    at: int
+
+    def __call__(self, *arguments: object) -> object:
+        if len(self.planted.trained) == self.at:
+            raise _Stop
+        return Planted.train(self.planted, *arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("at", [7, 13])
+def test_a_search_that_was_stopped_goes_on(at: int, choose: Choose, tmp_path: Path) -> None:
+    whole = Planted(LEVELS)
+    expected, _ = choose(whole, methods=THREE, budget=2000, folder=tmp_path / "whole")
+    stopped = Planted(LEVELS)
+    stopped.train = _Stopping(stopped, at)  # type: ignore[method-assign, assignment]
+    with pytest.raises(_Stop):
+        choose(stopped, methods=THREE, budget=2000)
+    del stopped.train  # type: ignore[method-assign]
+    answer, _ = choose(stopped, methods=THREE, budget=2000)
+    assert stopped.trained == whole.trained
+    assert answer.sentence == expected.sentence
+    assert answer.found.seconds == pytest.approx(expected.found.seconds)

@@ -1,0 +1,112 @@
+"""Which finalist is taken, and in which words."""
+
+import math
+from typing import Any
+
+import pytest
+
+from fl_lightning.choice.verdict import Interval, Standing, Verdict, decide
+
+
+def standing(method: str, val: list[float], test: list[float] | None = None, **others: Any) -> Standing:
+    settings: dict[str, Any] = {"worst": 0.5, "sent": 100.0, "seconds": 3.0, "is_rising": False, **others}
+    return Standing(
+        method=method,
+        label="",
+        val=dict(enumerate(val)),
+        test=dict(enumerate(val if test is None else test)),
+        **settings,
+    )
+
+
+def verdict(*standings: Standing, less_is_better: bool = False) -> Verdict:
+    metric = "test/mse" if less_is_better else "test/acc"
+    return decide(standings, metric, less_is_better=less_is_better, num_rounds=100)
+
+
+LOCAL = standing("Local", [0.50, 0.52, 0.51], sent=0.0)
+FEDAVG = standing("FedAvg", [0.70, 0.72, 0.71])
+
+
+def test_a_difference_that_can_be_seen_is_told_with_its_interval() -> None:
+    result = verdict(
+        LOCAL, FEDAVG, standing("SCAFFOLD", [0.72, 0.742, 0.729], sent=200.0), standing("Pooled", [0.9] * 3)
+    )
+    assert result.method == "SCAFFOLD"
+    assert result.sentence == (
+        "SCAFFOLD: 2.0 points above FedAvg, 95 % interval 1.7 to 2.4, three seeds, twice the bytes"
+    )
+    assert not result.notes
+
+
+def test_the_simpler_one_wins_a_tie() -> None:
+    result = verdict(LOCAL, FEDAVG, standing("SCAFFOLD", [0.71, 0.70, 0.75]))
+    assert result.method == "FedAvg"
+    assert result.sentence == (
+        "nothing is distinguishable from FedAvg: take FedAvg (FedAvg: 20.0 points above Local, 95 % interval 20.0 to "
+        "20.0, three seeds)"
+    )
+    assert result.notes[0].startswith("On validation SCAFFOLD: 1.0 points above FedAvg, 95 % interval −6.5 to 8.5")
+
+
+def test_between_two_that_are_alike_and_better_the_simpler_is_taken() -> None:
+    result = verdict(LOCAL, FEDAVG, standing("FedPer", [0.79, 0.82, 0.80]), standing("Ditto", [0.80, 0.80, 0.82]))
+    assert (result.method, result.against) == ("FedPer", "FedAvg")
+
+
+def test_stay_local() -> None:
+    result = verdict(standing("Local", [0.7, 0.8, 0.75]), standing("FedAvg", [0.71, 0.78, 0.77]))
+    assert result.method == "Local"
+    assert result.sentence.startswith(
+        "stay local: federation adds nothing that can be seen here (FedAvg: 0.3 points above Local, 95 % interval −"
+    )
+    clear = verdict(standing("Local", [0.9, 0.91, 0.9]), FEDAVG)
+    assert "(FedAvg: 19.3 points below Local" in clear.sentence
+
+
+def test_what_was_still_rising_is_said() -> None:
+    result = verdict(LOCAL, FEDAVG, standing("SCAFFOLD", [0.9, 0.91, 0.92], is_rising=True))
+    assert result.notes == [
+        "SCAFFOLD was still rising after 100 rounds: this is how it stands so far, and more rounds "
+        "(--trainer.num_rounds) may change it."
+    ]
+
+
+def test_test_metrics_decide_nothing() -> None:
+    high = standing("SCAFFOLD", [0.60, 0.61, 0.60], test=[0.99, 0.99, 0.99])
+    assert verdict(LOCAL, FEDAVG, high).method == "FedAvg"
+    low = standing("SCAFFOLD", [0.80, 0.81, 0.80], test=[0.7, 0.73, 0.71])
+    result = verdict(LOCAL, FEDAVG, low)
+    assert result.method == "SCAFFOLD"
+    assert result.notes[-1].startswith("Validation decided (SCAFFOLD: 9.3 points above FedAvg")
+
+
+def test_errors_are_lower() -> None:
+    fedavg, scaffold = standing("FedAvg", [-0.30, -0.31, -0.30]), standing("SCAFFOLD", [-0.20, -0.21, -0.21])
+    result = verdict(standing("Local", [-0.5] * 3), fedavg, scaffold, less_is_better=True)
+    assert result.sentence == (
+        "SCAFFOLD: test/mse 0.0967 lower than FedAvg, 95 % interval 0.0823 to 0.1110, three seeds, the same bytes"
+    )
+
+
+def test_too_few_seeds_tell_nothing_apart() -> None:
+    result = verdict(standing("Local", [0.5]), standing("FedAvg", [0.7]), standing("Ditto", [0.8]))
+    assert result.method == "Ditto"
+    assert result.sentence == "Ditto: 10.0 points above FedAvg, one seed, the same bytes"
+    assert result.notes == ["There was time for one seed alone, which tells nothing apart: give a larger --budget."]
+
+
+def test_a_method_alone() -> None:
+    assert verdict(LOCAL, standing("Pooled", [0.9] * 3)).method == "Local"
+    with pytest.raises(ValueError, match="no method has a result"):
+        verdict(standing("Pooled", [0.9] * 3))
+
+
+def test_intervals() -> None:
+    """1, 2, 3: mean 2, standard deviation 1, and t = 4.303 with two degrees of freedom."""
+    interval = Interval.of([1.0, 2.0, 3.0])
+    assert (interval.low, interval.high) == pytest.approx(
+        (2 - 4.3027 / math.sqrt(3), 2 + 4.3027 / math.sqrt(3)), abs=1e-4
+    )
+    assert not interval.is_clear or interval.low > 0
+    assert math.isnan(Interval.of([1.0, 2.0]).low)
