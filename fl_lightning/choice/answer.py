@@ -53,6 +53,13 @@ class Answer:
         return decide(self.standings, self.metric, less_is_better=self.less_is_better, num_rounds=self.found.num_rounds)
 
     @property
+    def notes(self) -> list[str]:
+        """What has to be known beside it."""
+        edge = self.found.edges.get(self.method)
+        more = [f"Of the settings of {self.method} that were tried {edge}: --grid may give others."] if edge else []
+        return [*self.verdict.notes, *more]
+
+    @property
     def method(self) -> str:
         """The method that is taken."""
         return self.verdict.method
@@ -149,7 +156,7 @@ class Answer:
         return "\n".join(
             [
                 self.sentence,
-                *self.verdict.notes,
+                *self.notes,
                 "",
                 *shown,
                 "",

@@ -43,12 +43,14 @@ class Candidate:
         name: Bare name of the strategy's class.
         settings: Of the method, whatever it tries.
         points: The settings that it tries, the most promising ones first.
+        axes: The axes that they are points of.
         as_given: Whether the configuration names this method.
     """
 
     name: str
     settings: Settings
     points: Sequence[Point]
+    axes: Mapping[str, Axis]
     as_given: bool = False
 
 
@@ -96,7 +98,9 @@ def _candidate(
         if not setting.startswith("strategy.") or setting.split(".")[1] in fields:
             axes[setting] = list(values)
     strategy: Settings = {"class_path": path, **({"init_args": init_args} if init_args else {})}
-    return Candidate(name=name, settings={"strategy": strategy}, points=_diagonal(axes), as_given=bool(given))
+    return Candidate(
+        name=name, settings={"strategy": strategy}, points=_diagonal(axes), axes=axes, as_given=bool(given)
+    )
 
 
 def _shared(name: str, config: Mapping[str, Any], grid: Mapping[str, Any]) -> dict[str, Axis]:

@@ -74,7 +74,7 @@ def document(answer: Answer) -> Document:
     return Document(
         title="Which method for these data",
         subtitle=answer.sentence,
-        alerts=answer.verdict.notes,
+        alerts=answer.notes,
         facts=facts,
         sections=sections,
         footer=[

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fl_lightning.callbacks import defaults_beside
 from fl_lightning.choice.candidates import Candidate, WrongChoice, candidates
 from fl_lightning.choice.search import CASE
 from fl_lightning.data import FederatedDataModule
@@ -146,6 +147,9 @@ def described(
     config: dict[str, Any] = {"seed_everything": 0 if trainer is None else trainer.seed}
     if trainer is not None:
         settings = description.arguments(trainer, "trainer")
+        added = {f"{type(each).__module__}.{type(each).__qualname__}" for each in defaults_beside([])}
+        callbacks = [each for each in settings["callbacks"] if each["class_path"] not in added]
+        settings |= {"callbacks": callbacks, "default_callbacks": True}
         config["trainer"] = {name: value for name, value in settings.items() if name != "seed"}
     if strategy is not None:
         config["strategy"] = description.of(strategy, "strategy")

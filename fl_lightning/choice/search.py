@@ -28,7 +28,7 @@ from fl_lightning.report.wording import number, size
 from fl_lightning.run.curve import STILL_RISING
 from fl_lightning.run.folder import whole_file
 from fl_lightning.study.definition import Study
-from fl_lightning.study.edge import Point
+from fl_lightning.study.edge import Point, at_edge
 from fl_lightning.study.pool import Pool
 from fl_lightning.study.runner import duration, make_record
 from fl_lightning.study.runs import StudyRun, make_run
@@ -69,6 +69,7 @@ class Found:
 
     Attributes:
         finalists: The chosen setting of each method that was trained with the reported seeds, the simplest first.
+        edges: At which edges of what was tried it stands, by method; empty for none.
         records: Its records, by method and seed.
         left_out: Why methods did not take part.
         dropped: The settings that did not go on.
@@ -77,6 +78,7 @@ class Found:
     """
 
     finalists: dict[str, Point] = field(default_factory=dict)
+    edges: dict[str, str] = field(default_factory=dict)
     records: dict[str, dict[int, Record]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     dropped: list[Dropped] = field(default_factory=list)
@@ -254,6 +256,9 @@ class Search:
         for arm in arms:
             if arm not in chosen:
                 self._drop(arm, self.num_rounds, "others were better")
+        for arm in chosen:
+            tried = [self.points[each] for each in self._arms(arm.method)[: self.memory.plan.points]]
+            self.found.edges[arm.method] = at_edge(self.candidates[arm.method].axes, self.points[arm], tried)
         return chosen
 
     def _drop(self, arm: Arm, rounds: int, why: str) -> None:

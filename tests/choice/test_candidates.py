@@ -56,7 +56,7 @@ def test_a_grid_of_the_users() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"methods": ["Dito"]}, "--methods 'Dito' is no strategy: did you mean Ditto?"),
+        ({"methods": ["FedAvgg"]}, "--methods 'FedAvgg' is no strategy: did you mean FedAvg?"),
         (
             {"methods": ["FedAvg"], "grid": {"strategy.mu": [1]}},
             "--grid strategy.mu: none of Local, FedAvg, Pooled has",

@@ -23,6 +23,9 @@ def test_the_best_is_found_and_written(choose: Choose, tmp_path: Path) -> None:
     assert answer.sentence.startswith("SCAFFOLD: 10.0 points above FedAvg, 95 % interval ")
     assert answer.results.set_index("method").loc["Pooled", "test/acc"] == pytest.approx(0.87, abs=0.002)
     assert "Ditto" in str(answer)
+    assert answer.notes == [
+        "Of the settings of SCAFFOLD that were tried lr=0.03 is the highest of 3: --grid may give others."
+    ]
     assert "still rising" in next(line for line in said if line.startswith("dropped: "))
     chosen = yaml.safe_load(answer.config.read_text())
     assert chosen["strategy"]["class_path"].endswith("SCAFFOLD")
