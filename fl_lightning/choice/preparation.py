@@ -109,8 +109,7 @@ def whole_config(asked: Asked) -> dict[str, Any]:
     """
     arguments = ["fit", *(f"--config={path}" for path in asked.config), *asked.overrides]
     given = resolve(arguments)
-    has_none = given["error"] and "strategy" in given["error"] and "required" in given["error"]
-    if has_none:
+    if has_none := "missing: --strategy" in given["error"]:
         given = resolve([*arguments, "--strategy=FedAvg"])
     if given["error"]:
         raise WrongChoice(given["error"])
