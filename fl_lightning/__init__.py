@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fl_lightning.round.participation import Participation
     from fl_lightning.round.payload import Payload
     from fl_lightning.round.stage import Evaluation, Stage
+    from fl_lightning.run.allocator import keep_freed_memory
     from fl_lightning.run.callback import Callback
     from fl_lightning.strategies import Strategy
     from fl_lightning.trainer import FederatedTrainer

@@ -2,6 +2,7 @@
 
 import json
 import math
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,11 @@ CONFIG: dict[str, Any] = {
 }
 
 
+def drawn(what: str) -> float:
+    """A number in [-1, 1), the same for the same."""
+    return zlib.crc32(what.encode()) / 2**31 - 1
+
+
 class Planted:
     """Trainings that come to what was planted.
 
@@ -34,7 +40,7 @@ class Planted:
         levels: What validation comes to, by method.
         rates: What is added for each method, by its learning rate.
         speed: Rounds after which a curve is at two thirds of its level.
-        scatter: Standard deviation, more or less, over seeds.
+        scatter: How far seeds are from the level at most.
         each: Seconds of a round, by method; 1 by default.
         sent: Bytes of a round.
         refused: Methods that cannot be trained, with the refusal.
@@ -75,9 +81,8 @@ class Planted:
         rate = float(given.get("model.optimizer.lr", 0.01))
         level = self.levels[method] + self.rates.get(rate, 0.0)
         value = level * (1 - math.exp(-length / self.speed.get(method, 5.0)))
-        place = sum(map(ord, method)) * 7 + seed * 13
-        val = value + self.scatter * math.sin(place)
-        test = value + self.scatter * math.cos(place)
+        val = value + self.scatter * drawn(f"{method} {seed} val")
+        test = value + self.scatter * drawn(f"{method} {seed} test")
         rising = {"still_rising": "the last fifth is better"} if length < 3 * self.speed.get(method, 5.0) else {}
         return {
             "error": "",

@@ -1,6 +1,7 @@
 """Where the right answer is planted, it is found, and said with its evidence."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ def test_the_best_is_found_and_written(choose: Choose, tmp_path: Path) -> None:
     answer, said = choose(planted, methods=[*THREE, "Ditto"])
     assert answer.method == "SCAFFOLD"
     assert answer.settings == {"model.optimizer.lr": 0.03}
-    assert answer.sentence.startswith("SCAFFOLD: 10.0 points above FedAvg, 95 % interval ")
+    assert re.match(r"SCAFFOLD: (9.9|10.0|10.1) points above FedAvg, 95 % interval .* seeds, twice", answer.sentence)
     assert answer.results.set_index("method").loc["Pooled", "test/acc"] == pytest.approx(0.87, abs=0.002)
     assert "Ditto" in str(answer)
     assert answer.notes == [
@@ -32,7 +33,7 @@ def test_the_best_is_found_and_written(choose: Choose, tmp_path: Path) -> None:
     assert chosen["model"]["init_args"]["optimizer"]["init_args"]["lr"] == 0.03
     assert (chosen["seed_everything"], chosen["data"]["seed"], chosen["trainer"]["num_rounds"]) == (0, 0, 90)
     text = check_page(answer.page.read_text())
-    assert "SCAFFOLD: 10.0 points above FedAvg" in text
+    assert answer.sentence in text
     assert "Ditto (lr=0.01, proximal_weight=0.1)" in text
     _goes_on_with_what_there_is(choose, planted, answer.sentence)
 
