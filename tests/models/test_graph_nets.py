@@ -15,6 +15,7 @@ from fl_lightning import ClientModule, SequentialExecutor, StackedExecutor
 from fl_lightning.batches import GraphSetCollator
 from fl_lightning.batches.base import single
 from fl_lightning.models import GAT, GIN, GraphSAGE, PooledGCN
+from fl_lightning.models.gin import VirtualNode
 from fl_lightning.models.readout import Readout
 from fl_lightning.strategies import FedAvg, FedProx
 
@@ -23,6 +24,7 @@ NETS: dict[str, Any] = {
     "GIN": functools.partial(GIN, hidden_channels=8),
     "GIN-norm": functools.partial(GIN, hidden_channels=8, batch_norm=True, pooling="max"),
     "GIN-attention": functools.partial(GIN, hidden_channels=8, pooling="attention"),
+    "GIN-virtual": functools.partial(GIN, hidden_channels=8, virtual_node=True),
     "GAT": functools.partial(GAT, hidden_channels=8, num_heads=2),
     "GAT-attention": functools.partial(GAT, hidden_channels=8, num_heads=4, pooling="attention"),
     "GraphSAGE": functools.partial(GraphSAGE, hidden_channels=8, pooling="sum"),
@@ -135,6 +137,23 @@ def test_nodes_are_not_pooled(name: str, tmp_path: Any) -> None:
     one = single(data.collator(data.clients, device=CPU, dtype=torch.float32)([0]))
     output = NETS[name](5, 2)(one)
     assert len(output.logits) == len(output.embedding) == data.clients[0].num_nodes
+
+
+def test_a_virtual_node_by_hand(batch: Any) -> None:
+    node = VirtualNode(3).double()
+    value = torch.randn(*batch.node_mask.shape, 3, dtype=torch.float64)
+    virtual, moved = node(0.0, value, batch)
+    first = int(batch.num_nodes[1, 0])
+    expected = node.last(node.first(value[1, :first].sum(dim=0)[None]).relu())
+    torch.testing.assert_close(virtual[1, :1], expected)
+    torch.testing.assert_close(moved[1, :first], value[1, :first] + expected)
+
+
+def test_a_virtual_node_is_of_a_graph(tmp_path: Any) -> None:
+    data = node_data("numbers", tmp_path)
+    one = single(data.collator(data.clients, device=CPU, dtype=torch.float32)([0]))
+    with pytest.raises(ValueError, match="virtual_node is for sets of graphs, but here nodes are the examples"):
+        NETS["GIN-virtual"](5, 2)(one)
 
 
 @pytest.mark.parametrize(
