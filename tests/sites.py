@@ -114,6 +114,9 @@ def server_of(trainer: Any) -> dict[str, Any]:
 
 def lives_on(executor: Any, name: str) -> bool:
     """Whether a tensor of a client's state outlives the round."""
+    for prefix, part in getattr(executor, "parts", {}).items():  # of an architecture
+        if f"/{prefix}" in name:
+            return lives_on(part, name.replace(prefix, "", 1))
     kind, _, rest = name.partition("/")
     if kind == "p":
         return rest in executor.lasting
