@@ -42,6 +42,22 @@ def work_request(request: StageRequest, client: int, state: str, **facts: Any) -
     return Message(kind="run", about=about, tensors=packed(request.payload, client))
 
 
+def received_by_all(message: Message) -> str:
+    """Identifies what a request for work sends, which under secure aggregation must be the same for all members.
+
+    Their masks are drawn with it. Otherwise a server could send all members but one a model that they cannot change,
+    and subtract it from the sum (Pasquini et al., "Eluding Secure Aggregation in Federated Learning via Model
+    Inconsistency", CCS 2022). Evaluations are not covered: members that were trained evaluate models of their own.
+
+    Args:
+        message: The request.
+
+    Returns:
+        A digest of the tensors of ``run``; empty for other kinds.
+    """
+    return Message(kind="received", tensors=dict(sorted(message.tensors.items()))).name if message.kind == "run" else ""
+
+
 def evaluation_request(ways: Mapping[str, Evaluation], strategy: Strategy, client: int, **facts: Any) -> Message:
     """Ask a client to evaluate all of its models, each in the way that applies to the client."""
     tensors: dict[str, Tensor] = {}

@@ -38,6 +38,7 @@ from fl_lightning.remote.message import Message, packed
 from fl_lightning.remote.policy import Refused, SitePolicy
 from fl_lightning.remote.questions import check_question, check_start
 from fl_lightning.remote.release import check_hidden, pay_for, released_scores, released_update
+from fl_lightning.remote.requests import received_by_all
 from fl_lightning.remote.sealed import SealedFiles
 from fl_lightning.remote.secure import check_stage
 from fl_lightning.remote.states import StateStore
@@ -254,7 +255,8 @@ class Site:
         """Take part in the sum that a message asks for; returns how many clients are summed."""
         if self._entry(message.about["state"]) != self.sum.state.get("state"):
             raise Refused("no sum was started from this state")
-        return self.sum.enter(address, {int(c): text for c, text in message.about["shares"].items()}, work)
+        sealed = {int(client): text for client, text in message.about["shares"].items()}
+        return self.sum.enter(address, sealed, work, received_by_all(message))
 
     def _entry(self, digest: str) -> str:
         """A state's name in the site's ledger, which is the same in all runs."""
@@ -280,8 +282,7 @@ class Site:
         if self.client_data.num_examples < self.policy.min_examples:
             raise Refused("this site has too few training examples to respond")
         member.check_tensors(message)
-        address = StageAddress(**about["address"])
-        stage = self.strategy.stage(address)
+        stage = self.strategy.stage(address := StageAddress(**about["address"]))
         check_hidden(stage, self.drawing, self.policy)
         self.guard.admit_stage(
             stage,

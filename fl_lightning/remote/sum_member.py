@@ -9,7 +9,8 @@
 | ``sum_reveal`` | checks who survived | shares: of survivors' seeds, of drop-outs' masking keys |
 
 All masks are drawn with a label, a digest of the run, the address in it and the public keys of all members, which
-differs for every sum. For every client a site sends one kind of share, once, and what it has sent is on its disk
+differs for every sum; pairwise masks also with a digest of the received model, so that they cancel only among members
+that have received the same. For every client a site sends one kind of share, once, and what it has sent is on its disk
 before it leaves (:class:`~fl_lightning.remote.ledger.SumLedger`).
 """
 
@@ -156,13 +157,15 @@ class SumMember:
         self._keep()
         return {"shares": sent, "seed_digest": self._seed_digest()}
 
-    def enter(self, address: Sequence[Any], sealed: Mapping[int, str], work: str | None) -> int:
+    def enter(self, address: Sequence[Any], sealed: Mapping[int, str], work: str | None, received: str) -> int:
         """Check and record who is summed, before the work is done.
 
         Args:
             address: Identifies the sum within the run.
             sealed: What the other members have sealed for this site, by client: these and this site are summed.
             work: A digest of the request; None if there may be several requests for one state.
+            received: What must be the same for all members, as
+                :func:`~fl_lightning.remote.requests.received_by_all` returns it.
 
         Returns:
             The maximum number of clients in the sum.
@@ -199,7 +202,8 @@ class SumMember:
                 "this state was already summed with other clients or for another address or model: "
                 f"{_DIFFERENCE}; continue from a later state, or start with another seed"
             )
-        self.state |= {"members": members, "opened": opened, "all": self.state.get("all") or entered == "again"}
+        self.state |= {"members": members, "opened": opened, "received": received}
+        self.state |= {"all": self.state.get("all") or entered == "again"}
         self._keep()
         return len(members)
 
@@ -210,6 +214,7 @@ class SumMember:
             Refused: A number is too large.
         """
         members, label = self.state["members"], self.state["label"]
+        label_of_pairs = label + self.state["received"]
         try:
             total_D = masking.to_whole(numbers_D, weight, len(members))
         except ValueError as error:
@@ -220,7 +225,7 @@ class SumMember:
                 public = self.state["keys"][str(peer)]["masking"]
                 adds = self.client < peer
                 total_D = total_D + masking.pairwise_mask(
-                    self._private("masking"), public, label, len(total_D), adds=adds
+                    self._private("masking"), public, label_of_pairs, len(total_D), adds=adds
                 )
         return from_numpy(total_D)
 

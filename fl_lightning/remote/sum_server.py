@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fl_lightning.remote import masking
 from fl_lightning.remote.message import Message
+from fl_lightning.remote.requests import received_by_all
 from fl_lightning.remote.responses import Responses
 from fl_lightning.remote.secure import CANNOT_OPEN, FEWEST_CLIENTS, MASKED, threshold_of
 
@@ -143,6 +144,11 @@ class SumServer:
         sent = {client: sent[client] for client in sealed if client in digests}
         self._enough(sent, threshold, "shared their secrets", failures)
         works = {c: work(c, {str(p): sealed[p][c] for p in sent if p != c}) for c in sent}
+        received = {received_by_all(message) for message in works.values()}
+        if len(received) > 1:
+            raise FailedSum(
+                "the secure sum failed: the strategy sends its clients different models, so masks do not fit"
+            )
         responses, lost = self.ask(works, lambda _, response: Responses.masked(response, length))
         failures |= lost
         reports = Counter(client for client in sent for why in lost.values() if why == CANNOT_OPEN.format(client))
@@ -173,12 +179,13 @@ class SumServer:
         shares = {indices[client]: given for client, (given, _) in opened.items()}
         labels = [label for _, label in opened.values()]
         label = max(set(labels), key=labels.count)
+        label_of_pairs = label + received.pop()
         total_D = np.zeros(length, dtype=np.int64)
         for client in survivors:
             total_D += responses[client].tensors[f"s/{MASKED}"][0].numpy()
             total_D -= masking.mask(self._seed(client, shares, digests[client], threshold), label, length)
         for client in dropped:
-            total_D += self._left_over(client, survivors, keys, shares, threshold, label, length)
+            total_D += self._left_over(client, survivors, keys, shares, threshold, label_of_pairs, length)
         found_D = masking.from_whole(total_D)
         if why := inspect(found_D, len(survivors)):
             raise FailedSum(

@@ -1,6 +1,7 @@
 """Secure aggregation: a federation's sums, drop-outs at every step, and what a lying server is refused."""
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 
@@ -443,6 +444,42 @@ def test_a_run_with_another_seed_may_have_other_clients(federation_of, make_mode
         make_model(), federate(fewer, LoopbackChannel(channel.sites[:3]), the_strategy, secure=True), the_strategy
     )
     assert fewer.run.history[0]["failed_round"] == 0
+
+
+class DeadForAllButOne(LoopbackChannel):
+    """Sends all clients but the first a model whose weights get no gradient."""
+
+    def ask(self, messages):
+        for client, message in messages.items():
+            sent = message
+            if message.kind == "run" and client:
+                dead = {n: torch.full_like(t, -1.0 * n.endswith("bias")) for n, t in message.tensors.items()}
+                sent = dataclasses.replace(message, tensors=dead)
+            response = Message.read(self.sites[client].respond(sent.wire))
+            yield client, dataclasses.replace(response, about={**response.about, "to": message.name})
+
+
+def test_a_model_for_one_member_alone_tells_nothing_about_it(federation_of) -> None:
+    """The others' weights stayed 0, so the sum was the first client's update, exact to 5e-8."""
+    trainer, data, strategy, model, _ = federation_of(channel=DeadForAllButOne, num_rounds=1, count=4)
+    with all_rounds_failed(), pytest.warns(UserWarning, match="a site sent numbers that are not its own"):
+        trainer.fit(model, data, strategy)
+    assert [row["failed_round"] for row in trainer.run.history] == [1]
+
+
+class SendsEachItsOwn(FedAvg):
+    """A server-side mistake: the masks of its clients would not cancel."""
+
+    def configure(self, stage, clients):
+        index_C = torch.arange(len(clients))
+        return super().configure(stage, clients)._map(clients, lambda t: t + index_C.view(-1, *[1] * (t.dim() - 1)))
+
+
+def test_a_strategy_that_sends_different_models_is_told(federation_of) -> None:
+    trainer, data, strategy, model, _ = federation_of(lambda: SendsEachItsOwn(num_epochs=1), num_rounds=1)
+    with all_rounds_failed(), pytest.warns(UserWarning, match="the strategy sends its clients different models"):
+        trainer.fit(model, data, strategy)
+    assert [row["failed_round"] for row in trainer.run.history] == [1]
 
 
 def test_survivors_are_reported_once_and_shares_of_one_kind(four) -> None:
