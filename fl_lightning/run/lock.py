@@ -33,8 +33,10 @@ class RunLock:
         """Acquire the lock.
 
         Raises:
-            ValueError: Another process has it, or a process of another machine left it behind.
+            ValueError: Another process has it, a process of another machine left it behind, or it is a link.
         """
+        if self.path.is_symlink():
+            raise ValueError(f"{self.path} is a link, which is not followed: delete it and try again")
         owner = self._owner()
         try:
             self._lock.acquire(blocking=False)

@@ -166,7 +166,7 @@ class Store:
     def running(self) -> Iterator[bool]:
         """Lock the study; yields whether no other process has locked it."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / ".run.lock").open("w") as file:
+        with _opened(self.folder / ".run.lock") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -221,10 +221,20 @@ def _end_of_lines(file: IO[bytes]) -> int:
     return 0
 
 
+def _opened(lock: Path) -> IO[bytes]:
+    """A file to be locked, created if it does not exist; a link that was planted in its place is not followed.
+
+    Raises:
+        CannotWrite: It is a link, or cannot be created.
+    """
+    with writing(lock):
+        return os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b")
+
+
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Keep other processes from writing into the folder during the block."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with (path.parent / ".write.lock").open("w") as file:
+    with _opened(path.parent / ".write.lock") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

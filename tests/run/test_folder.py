@@ -87,6 +87,15 @@ def test_a_lock_of_another_machine_is_refused_with_what_to_do(tmp_path: Path) ->
     own.release()
 
 
+def test_a_link_in_place_of_a_lock_is_not_followed(tmp_path: Path) -> None:
+    """The file to which one led was overwritten."""
+    (tmp_path / "victim").write_text("mine")
+    (tmp_path / "run.lock").symlink_to(tmp_path / "victim")
+    with pytest.raises(ValueError, match=r"run\.lock is a link, which is not followed: delete it"):
+        RunLock(tmp_path).acquire()
+    assert (tmp_path / "victim").read_text() == "mine"
+
+
 def test_a_second_resume_is_refused_and_changes_nothing(
     federation, make_model, make_trainer, tmp_path: Path, holder
 ) -> None:

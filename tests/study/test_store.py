@@ -3,6 +3,9 @@
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
+from fl_lightning.run.folder import CannotWrite
 from fl_lightning.study.store import Store
 
 
@@ -46,6 +49,20 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
         assert (first, second) == (True, False)
     with Store(tmp_path).running() as again:
         assert again
+
+
+def test_links_in_place_of_locks_are_not_followed(tmp_path: Path) -> None:
+    """The file to which one led was emptied."""
+    victim, store = tmp_path / "victim", Store(tmp_path / "results")
+    victim.write_text("mine")
+    store.folder.mkdir()
+    for name in (".run.lock", ".write.lock"):
+        (store.folder / name).symlink_to(victim)
+    with pytest.raises(CannotWrite, match=r"\.run\.lock cannot be written"), store.running():
+        pass
+    with pytest.raises(CannotWrite, match=r"\.write\.lock cannot be written"):
+        store.add({"key": "a"})
+    assert victim.read_text() == "mine"
 
 
 def test_what_is_not_what_was_written_is_set_aside_and_named(tmp_path: Path) -> None:
