@@ -6,16 +6,18 @@ import math
 class Bounded:
     """What has settings with bounds."""
 
-    def require_at_least(self, minimum: float, *settings: str) -> None:
-        """Refuse settings below a minimum, and infinite ones; None is allowed.
+    def require_at_least(self, minimum: float, *settings: str, may_be_infinite: bool = False) -> None:
+        """Refuse settings below a minimum, and infinite ones unless they have a meaning; None is allowed.
 
         Raises:
             ValueError: One of them is below the minimum, or infinite.
         """
         for name in settings:
             value = getattr(self, name)
-            if value is not None and not minimum <= value < math.inf:  # nan neither
-                bound = "be finite" if value == math.inf else f"be at least {minimum}" if minimum else "not be negative"
+            if value == math.inf and not may_be_infinite:
+                raise ValueError(f"strategy.{name} must be finite, got {value}")
+            if value is not None and not value >= minimum:  # nan neither
+                bound = f"be at least {minimum}" if minimum else "not be negative"
                 raise ValueError(f"strategy.{name} must {bound}, got {value}")
 
     def require_positive(self, *settings: str) -> None:

@@ -68,7 +68,7 @@ class TwinScaffold(Ditto, SCAFFOLD):
     def __post_init__(self) -> None:
         """Check the settings."""
         super().__post_init__()
-        self.require_at_least(0, "prior_examples", "max_correction")
+        self.require_at_least(0, "prior_examples", "max_correction", may_be_infinite=True)
         self.require_at_least(1, "validate_every")
         if not self.shares or list(self.shares) != sorted({share for share in self.shares if 0 <= share <= 1}):
             raise ValueError(f"strategy.shares must be a list of increasing numbers in [0, 1], got {list(self.shares)}")
