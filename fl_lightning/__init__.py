@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fl_lightning.run.allocator import keep_freed_memory
     from fl_lightning.run.callback import Callback
     from fl_lightning.strategies import Strategy
+    from fl_lightning.trained import load_run
     from fl_lightning.trainer import FederatedTrainer
 
 __version__ = "0.1.0"
@@ -39,6 +40,7 @@ __all__ = [
     "compare",
     "data",
     "keep_freed_memory",
+    "load_run",
     "models",
     "relations",
     "strategies",
@@ -60,6 +62,7 @@ _HOMES = {
     "choose": "choice",
     "compare": "report",
     "keep_freed_memory": "run.allocator",
+    "load_run": "trained",
 }
 #: Former names.
 _FORMER = {"RegressionClient": "ClientModule, which takes its task from the data"}

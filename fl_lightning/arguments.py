@@ -17,6 +17,7 @@ VERBS: dict[str, str] = {
     "choose": "fl_lightning.choice.command",
     "compare": "fl_lightning.report.compare_command",
     "completion": "fl_lightning.completion_command",
+    "export": "fl_lightning.trained.export_command",
     "provision": "fl_lightning.remote.provision_command",
     "report": "fl_lightning.report.report_command",
     "site": "fl_lightning.remote.site_command",

@@ -326,6 +326,12 @@ class FederatedTrainer(Counted):
         """Write the complete state; collective: every process must call it."""
         state.save(self.run, self.callbacks, path)
 
+    def restored(
+        self, client: ClientModule | None, data: FederatedDataModule, strategy: Strategy, *, ckpt_path: str
+    ) -> Run:
+        """The run of a checkpoint, set up and with its state, of which nothing has been computed yet."""
+        return self._restore((client, data, strategy), ckpt_path)
+
     def _restore(self, parts: Parts, ckpt_path: str | None) -> Run:
         """The run of a checkpoint, or that of the last fit as it is if no checkpoint was written."""
         if all(part is None for part in parts) and (ckpt_path := kept_models_of(self.run, ckpt_path)) is None:

@@ -40,7 +40,7 @@ LAYERS = (
     ("trainer",),  # some callbacks are there by default
     ("refusals",),
     ("cli",),  # the settings of a run, which studies and jobs read too
-    ("remote", "study", "testing"),
+    ("remote", "study", "testing", "trained"),
     ("choice",),
     ("completion_command",),
     ("command_line",),  # the entry, which hands each verb on

@@ -256,7 +256,7 @@ class SequentialExecutor(SequentialClients):
         for client in (client for client in self.clients if client in set(clients)):
             try:
                 with within(self.time_limit):
-                    module = self._evaluated(evaluation, client, round_idx)
+                    module = self.evaluated(evaluation, client, round_idx)
                     batch = self._batch(client) if collator is None else single(collator([client]))
                     scores = self.sum_scores(batch, functools.partial(self._table, module, evaluation))
                 result[client] = Payload(clients=(client,), extras={name: pair[None] for name, pair in scores.items()})
@@ -273,14 +273,14 @@ class SequentialExecutor(SequentialClients):
         predictions = {}
         for client in (client for client in self.clients if client in set(clients)):
             with torch.no_grad(), self.fabric.autocast():
-                module = self._evaluated(evaluation, client, round_idx)
+                module = self.evaluated(evaluation, client, round_idx)
                 module.output_rule = evaluation.output
                 parts = [module.predict_step(part, 0).float() for part in self._batch(client).parts()]
                 module.output_rule = None
                 predictions[client] = torch.cat(parts)[: self.original_size[client]]
         return predictions
 
-    def _evaluated(self, evaluation: Evaluation, client: int, round_idx: int) -> ClientModule:
+    def evaluated(self, evaluation: Evaluation, client: int, round_idx: int) -> ClientModule:
         """The module to score: the client's own, or a copy with other parameters or additional training."""
         module = self.modules[client] if client in self.active else self._module_of(client)
         tuning = evaluation.tuning

@@ -98,6 +98,12 @@ class PlainNet(nn.Module):
         return type(self._net[0]).__name__
 
     @property
+    def whole_module(self) -> nn.Module | None:
+        """The module itself, with the same parameters; None if a head was added, so that it has no logits."""
+        net = self._net[0]
+        return None if self._head and self._head not in net._modules and "." not in self._head else net
+
+    @property
     def head_names(self) -> tuple[str, ...]:
         """The parameters of the last layer."""
         return tuple(name for name, _ in self.named_parameters() if self._head and name.startswith(f"{self._head}."))

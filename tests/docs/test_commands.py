@@ -32,11 +32,11 @@ GENERATED = {"class_path": "PlantedCommunities", "init_args": {"num_nodes": 240,
 
 
 def lines_of(page: Path) -> list[list[str]]:
-    """The trainer's command lines of a page, in order."""
+    """The command lines of a page that train, use or export models, in order."""
     blocks = re.findall(r"^```(?:console|bash|sh|shell)\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     lines = [line.removeprefix("$ ") for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     words = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("fl-train ")]
-    return [each for each in words if each[0] in TRAINER_VERBS and not ELSEWHERE.search(" ".join(each))]
+    return [each for each in words if each[0] in (*TRAINER_VERBS, "export") and not ELSEWHERE.search(" ".join(each))]
 
 
 def options_of(page: Path) -> list[list[str]]:

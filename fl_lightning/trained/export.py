@@ -1,0 +1,128 @@
+"""Writing a trained model to a file, with the few lines of Python that load it."""
+
+import functools
+import inspect
+import runpy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fl_lightning.models.plain import PyGNet, name_of
+from fl_lightning.run.folder import whole_file
+from fl_lightning.trained.loading import LoadedRun
+from fl_lightning.trained.models import BatchModel
+
+_BEGINS = '"""Loads a model that fl-train exported'
+_LOADER = '''{begins}: {what}."""
+
+from pathlib import Path
+
+import torch
+{imports}
+
+def load(file=Path(__file__).with_name({name!r})):
+    net = {call}
+    net.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+    return {result}.eval()
+'''
+
+
+def export(run: LoadedRun, client: str | None, path: Path) -> Path:
+    """Write a model's ``state_dict``, and beside it a file ``load_<name>.py`` whose ``load()`` returns the model.
+
+    The files are read again, and the model that comes out is compared with what was scored.
+
+    Args:
+        run: The run.
+        client: Name of the client; None for the server's model.
+        path: The file, whose name ends in ``.pt``.
+
+    Returns:
+        The file that loads it.
+
+    Raises:
+        ValueError: The model cannot leave, or cannot be made from the class of its net and its settings; or the path
+            is none of these.
+        OSError: The files cannot be written.
+    """
+    loader = path.with_name(f"load_{path.stem}.py")
+    if path.suffix != ".pt" or not path.stem.isidentifier():
+        raise ValueError(f"--to {path}: give the name of a file for torch, of letters and digits, such as model.pt")
+    if loader.is_file() and not loader.read_text(encoding="utf-8").startswith(_BEGINS):
+        raise ValueError(f"{loader}, which would load the model, is there already: give --to another name")
+    model = run.global_model() if client is None else run.client(client)
+    net = model.net if isinstance(model, BatchModel) else model
+    what = f"{'the global model' if client is None else client} of {run.recorded.path}"
+    text = _text(run, model, net, f"{what}, {run.strategy}, after round {run.round_idx}", path.name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path) as temporary:
+        torch.save({name: value.detach() for name, value in net.state_dict().items()}, temporary)
+    with whole_file(loader) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    try:
+        loaded = runpy.run_path(str(loader))["load"]()
+        same = all(run.same(loaded, model, name) for name in ([client] if client else run.names[:1]))
+        why = "" if same else "it computes something else"
+    except Exception as error:  # of the user's class, whatever it raises
+        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    if why:
+        path.unlink()
+        loader.unlink()
+        raise ValueError(
+            f"{run.strategy} has changed the net {type(net).__name__}, which cannot be made from its class and "
+            f"settings alone ({why}): use fl_lightning.load_run({str(run.recorded.path)!r}) in Python"
+        )
+    return loader
+
+
+def _text(run: LoadedRun, model: nn.Module, net: nn.Module, what: str, name: str) -> str:
+    """The file that loads a model."""
+    if isinstance(model, BatchModel) and model.has_rule:
+        raise ValueError(
+            f"{run.strategy} computes outputs by a rule of its own, which a file of parameters does not hold: use "
+            f"fl_lightning.load_run({str(run.recorded.path)!r}) in Python"
+        )
+    kind, result = type(net), "net"
+    imports = {kind.__module__: kind.__qualname__}
+    if isinstance(model, BatchModel):
+        own = "" if model.num_outputs is None else f", num_outputs={model.num_outputs}"
+        imports["fl_lightning.trained"] = type(model).__name__
+        result = f"{type(model).__name__}(net{own})"
+    settings = _settings(run, net)
+    if "<" in kind.__qualname__ or kind.__module__ == "__main__" or settings is None:
+        raise ValueError(
+            f"the net {name_of(net)} cannot be made in another program: give model.net as a class in a module, with "
+            "settings that are numbers and words, which returns the logits itself"
+        )
+    parts = [*map(repr, settings[0]), *(f"{key}={value!r}" for key, value in settings[1].items())]
+    lines = "".join(f"from {module} import {names}\n" for module, names in sorted(imports.items()))
+    call = f"{kind.__qualname__}({', '.join(parts)})"
+    return _LOADER.format(begins=_BEGINS, what=what, imports=lines, name=name, call=call, result=result)
+
+
+def _settings(run: LoadedRun, net: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """What a net's class is called with; None if it is not known, or cannot be written down."""
+    for factory in run.net_factories:
+        settings: dict[str, Any] = {}
+        made: Any = factory
+        if isinstance(factory, functools.partial):  # as a configuration makes it, too
+            settings, made = dict(factory.keywords), next(filter(inspect.isclass, (factory.func, *factory.args)), None)
+        if made is PyGNet and type(net) is not PyGNet:
+            settings, made = dict(settings.get("arguments") or {}), type(net)
+        if made is not type(net) or not all(map(_is_plain, settings.values())):
+            continue
+        widths = {"in_channels": run.num_features, "out_channels": run.num_outputs}
+        by_name = set(widths) <= set(inspect.signature(made).parameters)
+        return ((), {**widths, **settings}) if by_name else (tuple(widths.values()), settings)
+    return None
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether Python's text of a value makes the value."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(map(_is_plain, [*value, *value.values()]))
+    return value is None or isinstance(value, bool | int | float | str)

@@ -1,0 +1,32 @@
+"""Write a client's trained model to a file, with what loads it: ``fl-train export RUN --client NAME --to FILE``."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the verb; returns the exit code, 2 for a mistake of the user's."""
+    parser = argparse.ArgumentParser(
+        prog="fl-train export",
+        description="Write a trained model's state_dict, and beside it a file of Python that loads it.",
+    )
+    parser.add_argument("run", metavar="RUN", help="folder of a run, such as runs/quickstart/version_0")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--client", metavar="NAME", help="the client whose model it is")
+    which.add_argument("--global", action="store_true", dest="server", help="the server's model, of all clients")
+    parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="which round (default: best)")
+    parser.add_argument("--to", default="model.pt", metavar="FILE", help="the file (default: %(default)s)")
+    given = parser.parse_args(arguments)
+    from fl_lightning.trained.export import export
+    from fl_lightning.trained.loading import load_run
+
+    try:
+        run = load_run(given.run, checkpoint=given.checkpoint)
+        loader = export(run, given.client, Path(given.to))
+    except (ValueError, OSError) as error:
+        sys.stderr.write(f"fl-train export: error: {error}\n")
+        return 2
+    print(f"{given.to}, which {loader} loads: {run.strategy} after round {run.round_idx}")
+    return 0

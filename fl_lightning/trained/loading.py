@@ -1,0 +1,278 @@
+"""A run that is over, read from its folder: its clients' models, predictions and embeddings."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fl_lightning.batches.base import Batch, single
+from fl_lightning.batches.client_data import ClientData
+from fl_lightning.cli import FederatedCLI
+from fl_lightning.data import FederatedDataModule
+from fl_lightning.executors import Executor, SequentialExecutor
+from fl_lightning.executors.by_architecture import ByArchitecture
+from fl_lightning.executors.on_pool import OnPool
+from fl_lightning.report.folder import Recorded, read
+from fl_lightning.round.client import ClientModule, NetFactory
+from fl_lightning.round.stage import Evaluation
+from fl_lightning.run import checkpoint as checkpoints
+from fl_lightning.run.assembly import Run
+from fl_lightning.strategies import Strategy
+from fl_lightning.trained.models import inputs_of, model_of
+from fl_lightning.trainer import FederatedTrainer
+
+#: Two predictions that differ by less are the same: sums are added in another order.
+TOLERANCE = 1e-4
+
+
+class _Rebuilt(FederatedCLI):
+    """The objects of a configuration; its verb is not run."""
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        return
+
+
+def load_run(
+    path: str | Path,
+    *,
+    checkpoint: Literal["best", "last"] = "best",
+    client: ClientModule | None = None,
+    data: FederatedDataModule | None = None,
+    strategy: Strategy | None = None,
+) -> "LoadedRun":
+    """Read a run from its folder, on the CPU.
+
+    A run of ``fl-train fit`` is rebuilt from the configuration in its folder, whose data must be there. A run from
+    Python has none: pass what it was given.
+
+    Args:
+        path: The run's folder, such as ``runs/quickstart/version_0``.
+        checkpoint: ``best``, the round that validation chose and whose scores were reported, or ``last``.
+        client: The client module of a run from Python; None for the strategy's.
+        data: The data of a run from Python.
+        strategy: The strategy of a run from Python.
+
+    Raises:
+        ValueError: It is no folder of a run, it has no such checkpoint or no configuration, or what was passed is not
+            what the run was made with.
+
+    Example:
+        >>> import fl_lightning as fl
+        >>> fl.load_run("runs/none")
+        Traceback (most recent call last):
+        ValueError: there is no folder runs/none: give the folder of a run, such as runs/quickstart/version_0
+    """
+    if checkpoint not in ("best", "last"):
+        raise ValueError(f"checkpoint must be 'best' or 'last', got {checkpoint!r}")
+    recorded = read(Path(path))
+    file = recorded.path / "checkpoints" / f"{checkpoint}.ckpt"
+    if not file.is_file():
+        raise ValueError(f"{path} has no checkpoints/{checkpoint}.ckpt: train with the callback FederatedCheckpoint")
+    with _random_numbers_as_they_were():
+        if client is None and data is None and strategy is None:
+            trainer, parts = _from_configuration(recorded)
+        else:
+            trainer, parts = _from_parts(checkpoints.peek(file)), (client, data, strategy)
+        trainer.executor = SequentialExecutor()
+        run = trainer.restored(*parts, ckpt_path=str(file))
+    return LoadedRun(recorded, run)
+
+
+class LoadedRun:
+    """What :func:`load_run` returns.
+
+    Attributes:
+        recorded: What the run's files say of it.
+        names: Names of the training clients.
+        round_idx: The round after which the models were saved, from 0.
+    """
+
+    def __init__(self, recorded: Recorded, run: Run) -> None:
+        self.recorded = recorded
+        self._run = run
+        self._index = {run.registry.names[client]: client for client in run.training_clients}
+        self.names = tuple(self._index)
+        self.round_idx = run.last_round
+        with _random_numbers_as_they_were():
+            self._evaluations = dict(run.strategy.evaluations(run.training_clients))
+            self._predicted = run.executor.predict(self._evaluations[""], run.training_clients, run.last_round)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.recorded.path)!r}, {self.strategy}, {len(self.names)} clients)"
+
+    @property
+    def strategy(self) -> str:
+        """The strategy's name."""
+        return type(self._run.strategy).__name__
+
+    @property
+    def num_features(self) -> int | tuple[int, ...]:
+        """Width of the models' inputs, or their shape."""
+        return self._run.registry.num_features
+
+    @property
+    def num_outputs(self) -> int:
+        """Width of their outputs."""
+        return self._run.registry.num_outputs
+
+    @property
+    def net_factories(self) -> tuple[NetFactory, ...]:
+        """What made the clients' nets."""
+        return tuple(self._run.model.net_factories)
+
+    def client(self, name: str) -> nn.Module:
+        """A client's model, as it was scored: mixed, personal, generated or fine-tuned, as the strategy has it.
+
+        A user's plain net is returned as the module that it is. Other models are a
+        :class:`~fl_lightning.trained.GraphModel` (``forward(x, edge_index)``), an
+        :class:`~fl_lightning.trained.ExampleModel` (``forward(x)``) or, of sets of graphs and of links, a
+        :class:`~fl_lightning.trained.BatchModel` (``forward(batch)``); their ``net`` is the client's net. All return
+        logits and are in eval mode. On the client's own data each has been compared with :meth:`predictions`.
+
+        Args:
+            name: The client's name.
+
+        Raises:
+            ValueError: There is no such training client, or the strategy's outputs need more than the inputs, so that
+                no module can compute them.
+        """
+        client = self._client(name)
+        if self._run.strategy.needs_own_examples:
+            raise ValueError(
+                f"{self.strategy} predicts with what it keeps of the client's own examples, so that its model cannot "
+                "leave: use predictions()"
+            )
+        module, way = self._module(client, self._evaluations[""])
+        model = model_of(module, way.output, self._run.registry.task, self.data(name)).eval()
+        if not self._agrees(model, name):
+            raise ValueError(
+                f"{self.strategy} predicts with more than a net and its inputs, so that its model cannot leave: use "
+                "predictions()"
+            )
+        return model
+
+    def global_model(self) -> nn.Module:
+        """The server's model, if there is one that all clients share, before any fine-tuning.
+
+        Raises:
+            ValueError: Each client has a model of its own.
+        """
+        first = self._client(self.names[0])
+        for kind in ("global/", ""):
+            if (evaluation := self._evaluations.get(kind)) is None:
+                continue
+            ways = [self._module(client, evaluation, tuned=False) for client in self._index.values()]
+            states = [module.net.state_dict() for module, _ in ways]
+            if all(torch.equal(value, state[key]) for state in states for key, value in states[0].items()):
+                (module, way), task = ways[0], self._run.registry.task
+                return model_of(module, way.output, task, self._run.datamodule.clients[first]).eval()
+        raise ValueError(f"{self.strategy} left each client a model of its own: use client(name)")
+
+    def predictions(self) -> dict[str, Tensor]:
+        """Predictions for all examples of each client: probabilities, or numbers, (N, num_outputs)."""
+        return {name: self._predicted[client] for name, client in self._index.items()}
+
+    def embeddings(self) -> dict[str, Tensor]:
+        """The representation of all examples of each client from which its model predicts them, (N, hidden)."""
+        result = {}
+        for name, client in self._index.items():
+            module, way = self._module(client, self._evaluations[""])
+            with torch.no_grad():
+                parts = [
+                    module.ruled_output(way.output, module.parameter_dict(), part, module.context).embedding
+                    for part in self.batch(name).parts()
+                ]
+            result[name] = torch.cat(parts)[: len(self._predicted[client])]
+        return result
+
+    def data(self, name: str) -> ClientData:
+        """A client's data, as it was trained and scored on them; nodes that a strategy has added come last."""
+        data: ClientData = self._run.executor.collator.client_data(self._client(name))
+        return data
+
+    def batch(self, name: str) -> Batch:
+        """A client's data as a batch, which nets of this package take."""
+        return single(self._run.executor.collator([self._client(name)]))
+
+    def _client(self, name: str) -> int:
+        if name not in self._index:
+            raise ValueError(f"there is no training client {name!r}: give one of {', '.join(self.names)}")
+        return self._index[name]
+
+    def _module(self, client: int, evaluation: Evaluation, *, tuned: bool = True) -> tuple[ClientModule, Evaluation]:
+        """A client with the model of an evaluation, and the way in which it is evaluated."""
+        ((way, _),) = evaluation.ways([client])
+        way = way if tuned else dataclasses.replace(way, tuning=None)
+        with _random_numbers_as_they_were(), torch.no_grad():
+            return _executor_of(self._run.executor, client).evaluated(way, client, self._run.last_round), way
+
+    def same(self, model: nn.Module, other: nn.Module, name: str) -> bool:
+        """Whether two modules predict the same of a client's own data."""
+        predicted, expected = self._output(model, name), self._output(other, name)
+        return predicted.shape == expected.shape and torch.allclose(predicted, expected, atol=TOLERANCE)
+
+    def _agrees(self, model: nn.Module, name: str) -> bool:
+        """Whether a model predicts of a client's own data what was scored."""
+        known = self._predicted[self._client(name)]
+        try:
+            predicted = self._output(model, name)[: len(known)].to(known)
+        except (AttributeError, AssertionError, KeyError, IndexError, RuntimeError, TypeError, ValueError):
+            return False  # it needs something that is not there
+        return predicted.shape == known.shape and torch.allclose(predicted, known, atol=TOLERANCE)
+
+    def _output(self, model: nn.Module, name: str) -> Tensor:
+        with torch.no_grad():
+            result = model(**inputs_of(model, self.data(name), self.batch(name)))
+        logits: Tensor = result[0] if isinstance(result, tuple) else result
+        return self._run.registry.task.target.predictions(logits)
+
+
+def _executor_of(executor: Executor, client: int) -> SequentialExecutor:
+    """The executor that has a client."""
+    if isinstance(executor, OnPool):
+        executor = executor.scored
+    if isinstance(executor, ByArchitecture):
+        executor = next(part for part in executor.parts.values() if client in part.clients)
+    assert isinstance(executor, SequentialExecutor), "as the run was given"
+    return executor
+
+
+def _from_configuration(recorded: Recorded) -> tuple[FederatedTrainer, tuple[Any, Any, Any]]:
+    """What the configuration in a run's folder describes."""
+    named = Path(str(recorded.result.get("config") or "config.yaml")).name
+    file = recorded.path / named
+    if not file.is_file():
+        raise ValueError(f"{recorded.path} has no {named}, as runs from Python: pass its client, data and strategy")
+    here = ("accelerator=cpu", "devices=1", "num_nodes=1", "strategy=auto", "logger=false", "default_callbacks=false")
+    words = ["predict", "--config", str(file), *(f"--trainer.{each}" for each in here)]
+    try:
+        cli = _Rebuilt(words)
+    except SystemExit as error:
+        raise ValueError(f"{file} is no configuration of this version of fl_lightning (see above)") from error
+    return cli.trainer, (cli.model, cli.datamodule, cli.config_init["predict"]["strategy"])  # type: ignore[return-value]
+
+
+def _from_parts(content: dict[str, Any]) -> FederatedTrainer:
+    """A trainer for a run from Python, as far as a checkpoint tells."""
+    of_trainer = content["settings"].get("trainer", {})
+    return FederatedTrainer(
+        accelerator="cpu",
+        precision=str(of_trainer.get("precision", "32-true")),
+        seed=int(content["identity"]["seed"]),
+        logger=False,
+        default_callbacks=False,
+    )
+
+
+@contextlib.contextmanager
+def _random_numbers_as_they_were() -> Iterator[None]:
+    """Leave the global generators as they were."""
+    state = checkpoints.random_state()
+    try:
+        yield
+    finally:
+        checkpoints.restore_random_state(state)

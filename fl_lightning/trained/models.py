@@ -1,0 +1,172 @@
+"""Modules that compute what a client's model predicts from plain tensors.
+
+Inputs are prepared as the client's data are (``LoadedRun.data``): what the source of a run normalizes is not normalized
+again here.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_lightning.batches import ExampleCollator, GraphCollator
+from fl_lightning.batches.base import Batch, single
+from fl_lightning.batches.client_data import ClientData
+from fl_lightning.batches.client_examples import ClientExamples
+from fl_lightning.batches.client_graph import ClientGraph
+from fl_lightning.batches.graphs import GraphBatch
+from fl_lightning.models.output import NetOutput, as_output, own_outputs
+from fl_lightning.models.plain import PlainNet
+from fl_lightning.models.plain_inputs import EDGE_INPUTS, Inputs
+from fl_lightning.round.client import ClientModule, OutputRule
+from fl_lightning.tasks import Task
+
+
+class BatchModel(nn.Module):
+    """A net of this package, or the rule by which a strategy computes outputs with it.
+
+    Args:
+        net: The net, which maps a batch to logits.
+        client: The client whose outputs a rule computes, with the parameters in its ``net``; None without a rule.
+        rule: Of the strategy (``Evaluation.output``); None for the net's own output.
+        num_outputs: How many of the net's outputs, the first ones, are the client's own; None for all of them.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        client: ClientModule | None = None,
+        rule: OutputRule | None = None,
+        num_outputs: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.net = net
+        self.num_outputs = num_outputs
+        self._client = (client,)  # in a tuple, so that its net is not registered twice
+        self._rule = rule
+
+    @property
+    def has_rule(self) -> bool:
+        """Whether the outputs are those of a strategy's rule."""
+        return self._rule is not None
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The logits of one client's batch (``LoadedRun.batch``), (N, num_outputs)."""
+        return self._output(batch).logits
+
+    def _output(self, batch: Batch) -> NetOutput:
+        client = self._client[0]
+        if client is None or self._rule is None:
+            return own_outputs(as_output(self.net(batch)), batch)
+        return self._rule(client, client.parameter_dict(), batch, client.context)
+
+    @property
+    def _form(self) -> Tensor:
+        """A parameter: device and floating point type of the inputs."""
+        return next(self.parameters())
+
+
+class GraphModel(BatchModel):
+    """The same for one graph whose nodes are the examples."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None, edge_attr: Tensor | None = None
+    ) -> Tensor:
+        """The logits of each node.
+
+        Args:
+            x: Features (N, F).
+            edge_index: Source and target of each edge, int64 (2, E); each edge in both directions unless the graph is
+                directed. Loops and repeated edges are left out, as in a client's graph.
+            edge_weight: Weight of each edge (E,).
+            edge_attr: Attributes of each edge (E, K).
+
+        Returns:
+            Logits (N, num_outputs).
+        """
+        source_E, target_E = edge_index
+        order_E = (source_E * len(x) + target_E).argsort(stable=True)
+        source_E, target_E = edge_index[:, order_E]
+        first_E = torch.ones_like(source_E, dtype=torch.bool)
+        first_E[1:] = (source_E[1:] != source_E[:-1]) | (target_E[1:] != target_E[:-1])
+        order_E = order_E[first_E & (source_E != target_E)]
+        graph = ClientGraph(
+            **_unlabeled(len(x), self.num_outputs),
+            x_NF=x.cpu(),
+            edge_index_2E=edge_index[:, order_E].cpu(),
+            node_idx_N=torch.arange(len(x)),
+            edge_weight_E=None if edge_weight is None else edge_weight[order_E].cpu(),
+            edge_attr_EK=None if edge_attr is None else edge_attr[order_E].cpu(),
+        )
+        dense = {"sparse_features": False}
+        collator = GraphCollator([graph], layout=dense, device=self._form.device, dtype=self._form.dtype)
+        return super().forward(single(collator([0])))
+
+
+class ExampleModel(BatchModel):
+    """The same for independent examples."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        """The logits of each example.
+
+        Args:
+            x: Rows of a table, series or images, (N, *shape).
+
+        Returns:
+            Logits (N, num_outputs).
+        """
+        examples = ClientExamples(**_unlabeled(len(x), self.num_outputs), x_NX=x.cpu().to(self._form.dtype))
+        collator = ExampleCollator([examples], device=self._form.device, dtype=self._form.dtype)
+        return super().forward(single(collator([0])))
+
+
+def model_of(client: ClientModule, rule: OutputRule | None, task: Task, client_data: ClientData) -> nn.Module:
+    """The module that computes a client's outputs: a user's own where it alone does so, else one of these.
+
+    Args:
+        client: The client, with its parameters and context.
+        rule: The strategy's, if there is one.
+        task: The task.
+        client_data: The client's data, which say whether some of the outputs are not its own.
+    """
+    net, num_outputs = client.net, client_data.num_outputs
+    is_plain = task.is_on_nodes and rule is None and num_outputs is None and isinstance(net, PlainNet)
+    if is_plain and (module := net.whole_module) is not None:
+        return module
+    kind = BatchModel
+    if task.is_on_nodes:
+        kind = GraphModel
+    elif not task.has_graphs:
+        kind = ExampleModel
+    return kind(net, None if rule is None else client, rule, num_outputs)
+
+
+def inputs_of(model: nn.Module, client_data: ClientData, batch: Batch) -> dict[str, Any]:
+    """The inputs of such a module for a client's own data, by the names that its ``forward`` has.
+
+    Args:
+        model: The module.
+        client_data: The data.
+        batch: The same as a batch of one client.
+    """
+    if isinstance(client_data, ClientExamples):
+        return {"x": client_data.x_NX}
+    if not isinstance(client_data, ClientGraph) or type(model) is BatchModel:
+        return {"batch": batch}
+    assert isinstance(batch, GraphBatch)
+    plain = batch.plain
+    assert plain is not None, "a batch of one client has it"
+    read = Inputs(model)
+    edges = {name: value for name in EDGE_INPUTS if (value := getattr(plain, name)) is not None}
+    if read.takes_data:
+        from torch_geometric.data import Data  # takes a second
+
+        return {"data": Data(x=plain.x, edge_index=plain.edge_index, **edges)}
+    edges = {name: value for name, value in edges.items() if name in read.edges}
+    return {"x": plain.x, "edge_index": plain.edge_index, **edges}
+
+
+def _unlabeled(size: int, num_outputs: int | None) -> dict[str, Any]:
+    nothing = torch.zeros(size, dtype=torch.bool)
+    roles = {f"{split}_mask_N": nothing for split in ("train", "val", "test")}
+    return {"name": "given", "y_N": torch.full((size,), -1), "num_outputs": num_outputs, **roles}

@@ -1,0 +1,169 @@
+"""What leaves a run scores what the run reported, or is refused by name."""
+
+import copy
+import inspect
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch_geometric.nn import GraphSAGE
+
+import fl_lightning as fl
+from fl_lightning import strategies
+from fl_lightning.callbacks import FederatedCheckpoint, RunReport
+from fl_lightning.command_line import main
+from fl_lightning.strategies import APFL, FedAvg, FedGNN, FedSheafHN, Local, Strategy
+from fl_lightning.trained import GraphModel
+from fl_lightning.trained.export import export
+
+ROOT = Path(__file__).parents[2]
+KINDS = sorted(
+    {
+        kind
+        for kind in vars(strategies).values()
+        if inspect.isclass(kind) and issubclass(kind, Strategy) and not inspect.isabstract(kind)
+    },
+    key=lambda kind: kind.__name__,
+)
+FEW = (APFL, FedAvg, FedGNN, FedSheafHN)
+TINY = {
+    "num_epochs": 2,
+    "init_epochs": 1,
+    "pretrain_epochs": 1,
+    "refine_epochs": 1,
+    "num_federated_rounds": 1,
+    "num_join_epochs": 1,
+    "num_finetune_epochs": 1,
+    "num_neighbors": 2,
+}
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def fit(make_trainer: Any, data: Any, strategy: Strategy, client: Any, **settings: Any) -> Path:
+    """The folder of a run of two rounds, which has a report and checkpoints."""
+    kept = [FederatedCheckpoint(every_seconds=0), RunReport()]
+    trainer = make_trainer(num_rounds=2, callbacks=kept, **settings)
+    trainer.fit(client, data, strategy)
+    folder: Path = trainer.run.folder
+    return folder
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, id=kind.__name__, marks=() if kind in FEW else pytest.mark.full) for kind in KINDS],
+)
+def test_every_client_scores_what_was_reported(kind, federation, make_model, make_trainer) -> None:
+    strategy = kind(**{name: value for name, value in TINY.items() if name in inspect.signature(kind).parameters})
+    given = copy.deepcopy(strategy), make_model(kind, dropout=0.5)
+    folder = fit(make_trainer, federation, strategy, make_model(kind, dropout=0.5))
+    run = fl.load_run(folder, client=given[1], data=federation, strategy=given[0])
+    reported = run.recorded.client_values("test/acc")
+    assert len(reported) == 5
+    for name, predicted in run.predictions().items():
+        data = run.data(name)
+        assert accuracy(predicted, data) == pytest.approx(reported[name], abs=1e-5)
+        assert len(run.embeddings()[name]) == len(predicted)
+        model = client_or_refusal(run, name)
+        if not isinstance(model, str):
+            with torch.no_grad():
+                assert accuracy(model(data.x_NF, data.edge_index_2E), data) == pytest.approx(reported[name], abs=1e-5)
+        else:
+            assert model.startswith(f"{kind.__name__} predicts with")
+
+
+def client_or_refusal(run: Any, name: str) -> Any:
+    try:
+        return run.client(name)
+    except ValueError as error:
+        return str(error)
+
+
+def accuracy(predicted: torch.Tensor, data: Any) -> float:
+    right_N = predicted.argmax(dim=1) == data.y_N[: len(predicted)]  # some strategies add nodes
+    return float(right_N[data.test_mask_N[: len(predicted)]].float().mean())
+
+
+def test_a_file_gives_the_model_back(federation, make_model, make_trainer, tmp_path) -> None:
+    folder = fit(make_trainer, federation, FedAvg(num_epochs=1), fl.ClientModule())
+    run = fl.load_run(folder, data=federation, strategy=FedAvg(num_epochs=1))
+    export(run, run.names[2], tmp_path / "there" / "model.pt")
+    loaded = runpy.run_path(str(tmp_path / "there" / "load_model.py"))["load"]()
+    data = run.data(run.names[2])
+    assert type(loaded) is GraphModel
+    assert torch.equal(loaded(data.x_NF, data.edge_index_2E), run.client(run.names[2])(data.x_NF, data.edge_index_2E))
+    assert run.same(run.global_model(), loaded, run.names[2])  # FedAvg has one model
+    with pytest.raises(ValueError, match="there is no training client 'nobody': give one of client"):
+        run.client("nobody")
+    with pytest.raises(ValueError, match=r"give the name of a file for torch.*such as model.pt"):
+        export(run, run.names[0], tmp_path / "model.safetensors")
+    (tmp_path / "load_mine.py").write_text("mine")
+    with pytest.raises(ValueError, match=r"load_mine.py, which would load the model, is there already"):
+        export(run, run.names[0], tmp_path / "mine.pt")
+
+
+def test_edges_may_come_in_any_order_with_loops_and_twice(federation, make_trainer) -> None:
+    folder = fit(make_trainer, federation, FedAvg(num_epochs=1), fl.ClientModule())
+    run = fl.load_run(folder, data=federation, strategy=FedAvg(num_epochs=1))
+    model, data = run.global_model(), run.data(run.names[0])
+    edges = data.edge_index_2E
+    loops = torch.arange(data.size).expand(2, -1)
+    other = torch.cat([edges.flip(1), loops, edges[:, :3]], dim=1)
+    assert torch.allclose(model(data.x_NF, other), model(data.x_NF, edges), atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_users_own_class_comes_back(federation, make_trainer, tmp_path) -> None:
+    def client() -> fl.ClientModule:
+        return fl.ClientModule(net=GraphSAGE(6, 4, 2, 3))
+
+    folder = fit(make_trainer, federation, Local(num_epochs=1), client())
+    run = fl.load_run(folder, client=client(), data=federation, strategy=Local(num_epochs=1))
+    model = run.client(run.names[0])
+    assert type(model) is GraphSAGE
+    GraphSAGE(6, 4, 2, 3).load_state_dict(model.state_dict())
+    data = run.data(run.names[0])
+    assert accuracy(model(data.x_NF, data.edge_index_2E), data) == pytest.approx(
+        run.recorded.client_values("test/acc")[run.names[0]], abs=1e-5
+    )
+    with pytest.raises(ValueError, match="Local left each client a model of its own"):
+        run.global_model()
+    with pytest.raises(ValueError, match="the net GraphSAGE cannot be made in another program"):
+        export(run, run.names[0], tmp_path / "model.pt")  # from an object, whose settings nobody knows
+
+
+def test_a_rule_stays(federation, make_model, make_trainer, tmp_path) -> None:
+    folder = fit(make_trainer, federation, APFL(num_epochs=1), make_model(APFL, dropout=0.5))
+    run = fl.load_run(folder, client=make_model(APFL, dropout=0.5), data=federation, strategy=APFL(num_epochs=1))
+    with pytest.raises(ValueError, match="APFL computes outputs by a rule of its own"):
+        export(run, run.names[0], tmp_path / "model.pt")
+    assert not list(tmp_path.glob("*.pt"))
+
+
+def test_what_is_no_run(tmp_path) -> None:
+    with pytest.raises(ValueError, match="there is no folder"):
+        fl.load_run(tmp_path / "none")
+    (tmp_path / "metrics.csv").write_text("round\n0\n")
+    with pytest.raises(ValueError, match=r"has no checkpoints/best.ckpt: train with the callback FederatedCheckpoint"):
+        fl.load_run(tmp_path)
+    with pytest.raises(ValueError, match="checkpoint must be 'best' or 'last', got 'first'"):
+        fl.load_run(tmp_path, checkpoint="first")
+
+
+@pytest.mark.full
+def test_a_run_of_the_command_line(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FL_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
+    small = ["--trainer.num_rounds", "2", "--data.source.init_args.num_nodes", "240"]
+    assert main(["fit", "--config", str(ROOT / "configs/quickstart.yaml"), *small]) == 0
+    folder = "runs/quickstart/version_0"
+    for checkpoint in ("best", "last"):
+        assert main(["export", folder, "--client", "client-03", "--checkpoint", checkpoint]) == 0
+        run = fl.load_run(folder, checkpoint=checkpoint)
+        loaded = runpy.run_path("load_model.py")["load"]()
+        assert run.same(loaded, run.client("client-03"), "client-03")
+    assert main(["export", folder, "--client", "nobody"]) == 2
+    assert main(["export", folder, "--global"]) == 2
+    assert "FedSheafHN left each client a model of its own" in capsys.readouterr().err
