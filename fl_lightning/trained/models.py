@@ -130,8 +130,8 @@ def model_of(client: ClientModule, rule: OutputRule | None, task: Task, client_d
         client_data: The client's data, which say whether some of the outputs are not its own.
     """
     net, num_outputs = client.net, client_data.num_outputs
-    is_plain = task.is_on_nodes and rule is None and num_outputs is None and isinstance(net, PlainNet)
-    if is_plain and (module := net.whole_module) is not None:
+    module = net.whole_module if isinstance(net, PlainNet) else None
+    if module is not None and task.is_on_nodes and rule is None and num_outputs is None:
         return module
     kind = BatchModel
     if task.is_on_nodes:
