@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from fl_lightning.choice.candidates import CEILING
-from fl_lightning.choice.search import Found
+from fl_lightning.choice.outcome import Found
 from fl_lightning.choice.verdict import Interval, Standing, Verdict, decide, difference
 from fl_lightning.report.figures import Table
 from fl_lightning.report.wording import count, duration, number, signed, size

@@ -4,13 +4,10 @@ A setting that goes on continues from the last state of its own run. What was tr
 search that was interrupted goes on where it stopped.
 """
 
-import json
 import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from fl_lightning.choice.candidates import CEILING, COMMON, FLOOR, Candidate, WrongChoice
@@ -24,11 +21,11 @@ from fl_lightning.choice.halving import (
     lengths,
     survivors,
 )
+from fl_lightning.choice.outcome import Dropped, Found, Memory
 from fl_lightning.report.wording import number, size
 from fl_lightning.run.curve import STILL_RISING
-from fl_lightning.run.folder import whole_file
 from fl_lightning.study.definition import Study
-from fl_lightning.study.edge import Point, at_edge
+from fl_lightning.study.edge import at_edge
 from fl_lightning.study.pool import Pool
 from fl_lightning.study.runner import duration, make_record
 from fl_lightning.study.runs import StudyRun, make_run
@@ -40,50 +37,6 @@ CASE = "mine"
 SEARCH_SEED = 1000
 #: What a client may need past the budget, as a share of it: runs that would take longer are not begun, or stopped.
 _OVER = 1.05
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dropped:
-    """A setting that did not go on.
-
-    Attributes:
-        arm: The setting.
-        rounds: After how many rounds.
-        value: Its validation metric then; None if there is none.
-        why: In words.
-    """
-
-    arm: Arm
-    rounds: int
-    value: float | None
-    why: str
-
-    def __str__(self) -> str:
-        value = "" if self.value is None else f" at {number(self.value)}"
-        return f"{self.arm}: after {self.rounds} rounds{value}, {self.why}"
-
-
-@dataclass(kw_only=True)
-class Found:
-    """What a search came to.
-
-    Attributes:
-        finalists: The chosen setting of each method that was trained with the reported seeds, the simplest first.
-        edges: At which edges of what was tried it stands, by method; empty for none.
-        records: Its records, by method and seed.
-        left_out: Why methods did not take part.
-        dropped: The settings that did not go on.
-        num_rounds: Of a whole run.
-        seconds: Of the clock, of all starts together.
-    """
-
-    finalists: dict[str, Point] = field(default_factory=dict)
-    edges: dict[str, str] = field(default_factory=dict)
-    records: dict[str, dict[int, Record]] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)
-    dropped: list[Dropped] = field(default_factory=list)
-    num_rounds: int = 0
-    seconds: float = 0.0
 
 
 class Search:
@@ -405,39 +358,3 @@ class Search:
     def elapsed(self) -> float:
         """Seconds since the first start, without the time in between."""
         return self._before + self.clock() - self._start
-
-
-@dataclass(kw_only=True)
-class Memory:
-    """What was decided, in ``choice.json``; records say the rest.
-
-    Attributes:
-        path: The file.
-        asked: Digest of what was asked for.
-        plan: The plan.
-        rungs: Method and label of the settings that went on, for each rung.
-    """
-
-    path: Path
-    asked: str
-    plan: Plan | None = None
-    rungs: list[list[list[str]]] = field(default_factory=list)
-
-    @classmethod
-    def read(cls, path: Path, asked: str) -> "Memory":
-        """What was decided for the same; nothing if something else was asked for."""
-        try:
-            content = json.loads(path.read_text())
-            if content["asked"] == asked:
-                plan = None if content["plan"] is None else Plan(**content["plan"])
-                return cls(path=path, asked=asked, plan=plan, rungs=content["rungs"])
-        except (OSError, ValueError, LookupError, TypeError):  # none, or damaged: the records are what counts
-            pass
-        return cls(path=path, asked=asked)
-
-    def write(self) -> None:
-        """Write the file."""
-        plan = None if self.plan is None else asdict(self.plan)
-        content = {"asked": self.asked, "plan": plan, "rungs": self.rungs}
-        with whole_file(self.path) as temporary:
-            temporary.write_text(json.dumps(content, indent=1) + "\n")
