@@ -56,7 +56,7 @@ def choose(
         WrongChoice: Settings are refused, the budget is too small, or the folder is in use.
         WrongStudy: A method, or a setting of the grid, is refused.
     """
-    from fl_lightning.choice.command import answer_of
+    from fl_lightning.choice.asking import answer_of
     from fl_lightning.choice.preparation import Asked, described
 
     target = Path(folder)

@@ -1,27 +1,14 @@
 """Choose a method and its settings for your data within a budget: ``fl-train choose --config FILE --budget 30m``."""
 
 import argparse
-import os
 import signal
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 from fl_lightning.arguments import fail
-from fl_lightning.choice.answer import Answer
-from fl_lightning.choice.candidates import DEFAULT, WrongChoice
-from fl_lightning.choice.page import document
-from fl_lightning.choice.preparation import Asked, Prepared, prepare
-from fl_lightning.choice.search import CASE, Search
-from fl_lightning.run.folder import whole_file
-from fl_lightning.study.pool import Pool
-from fl_lightning.study.runs import make_run
-from fl_lightning.study.schema import WrongStudy
-from fl_lightning.study.store import Store
-from fl_lightning.study.worker import resolve
 from fl_lightning.yaml_input import parse_yaml
 
 _DESCRIPTION = """Choose a method and its settings for your data within a budget.
@@ -32,7 +19,6 @@ _DESCRIPTION = """Choose a method and its settings for your data within a budget
 Methods and their settings are compared on validation data; the best methods are then trained with new seeds, beside
 Local and Pooled. Other options are those of fl-train fit. The same command goes on where it was stopped.
 """
-_MOST_PROCESSES = 4
 
 
 class _Parser(argparse.ArgumentParser):
@@ -51,13 +37,19 @@ def main(arguments: Sequence[str]) -> int:
                 f"choose trains in a simulation, not at sites ({word}): leave it out, and submit chosen.yaml, or "
                 "choose between two methods by two jobs"
             )
+    grid = dict(map(_axis, options.grid or ()))
+    from fl_lightning.choice.asking import answer_of
+    from fl_lightning.choice.candidates import WrongChoice
+    from fl_lightning.choice.preparation import Asked
+    from fl_lightning.study.schema import WrongStudy
+
     stems = [Path(path).stem for path in options.config]
     asked = Asked(
         config=options.config,
         overrides=rest,
         budget=options.budget,
         methods=options.methods or (),
-        grid=dict(map(_axis, options.grid or ())),
+        grid=grid,
         metric=options.metric,
         max_bytes=options.max_bytes,
         processes=options.processes,
@@ -85,7 +77,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("-c", "--config", action="append", required=True, metavar="FILE", help="as of fl-train fit")
     parser.add_argument("--budget", default="30m", metavar="TIME", help="such as 90s, 30m, 2h (default: %(default)s)")
-    parser.add_argument("--methods", nargs="+", metavar="NAME", help=f"strategies (default: {', '.join(DEFAULT)})")
+    parser.add_argument(
+        "--methods", nargs="+", metavar="NAME", help="strategies (default: nine, and that of the configuration)"
+    )
     parser.add_argument(
         "--grid",
         nargs="+",
@@ -120,70 +114,3 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 def _say(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
-
-
-# ---------------------------------------------------------------- from the question to the answer
-
-
-def answer_of(
-    asked: Asked,
-    say: Callable[[str], None],
-    pool: Pool | None = None,
-    clock: Callable[[], float] = time.monotonic,
-) -> Answer:
-    """Search, and write ``chosen.yaml`` and the page.
-
-    Args:
-        asked: What was asked for.
-        say: Takes a line for the user.
-        pool: Where runs are trained; None for one of as many processes as were asked for.
-        clock: The time in seconds.
-
-    Raises:
-        WrongChoice: It is refused, or the folder is in use.
-    """
-    prepared, store = prepare(asked), Store(asked.folder)
-    with store.running() as alone:
-        if not alone:
-            raise WrongChoice(f"another process chooses in {asked.folder}: wait for it, or give another --output")
-        search = Search(
-            prepared.study,
-            store,
-            prepared.candidates,
-            asked=prepared.digest,
-            seed=prepared.seed,
-            num_rounds=prepared.num_rounds,
-            evaluate_every=prepared.evaluate_every,
-            seconds=prepared.seconds,
-            max_bytes=prepared.max_bytes,
-            say=say,
-            clock=clock,
-        )
-        with pool or Pool(asked.processes or _processes()) as trained:
-            found = search.run(trained)
-        try:
-            answer = Answer(found, asked.folder)
-        except ValueError as error:
-            raise WrongChoice(str(error)) from error
-        _write_chosen(answer, prepared)
-        document(answer).write(answer.page)
-    return answer
-
-
-def _processes() -> int:
-    """As many as there are cores, four at most; one where a GPU computes."""
-    import torch
-
-    return 1 if torch.cuda.is_available() else min(_MOST_PROCESSES, len(os.sched_getaffinity(0)))
-
-
-def _write_chosen(answer: Answer, prepared: Prepared) -> None:
-    """The whole configuration of the method that is taken, with the seed of the configuration."""
-    point = answer.found.finalists[answer.method]
-    run = make_run(prepared.study, answer.method, CASE, prepared.seed, point, "report", prepared.num_rounds)
-    arguments = [each for each in run.arguments if not each.startswith("--data.seed=")]
-    whole = resolve([*arguments, "--trainer.logger=true"])
-    if whole["error"]:
-        raise WrongChoice(whole["error"])
-    with whole_file(answer.config) as temporary:
-        temporary.write_text(f"# {answer.sentence}\n{whole['config']}")

@@ -9,7 +9,7 @@ from planted_choice import CONFIG, Choose, Planted
 from study_pool import HerePool
 
 from fl_lightning.choice.answer import Answer
-from fl_lightning.choice.command import answer_of
+from fl_lightning.choice.asking import answer_of
 from fl_lightning.choice.preparation import Asked
 
 

@@ -1,0 +1,82 @@
+"""From what was asked for to the answer: a search, then ``chosen.yaml`` and the page."""
+
+import os
+import time
+from collections.abc import Callable
+
+from fl_lightning.choice.answer import Answer
+from fl_lightning.choice.candidates import WrongChoice
+from fl_lightning.choice.page import document
+from fl_lightning.choice.preparation import Asked, Prepared, prepare
+from fl_lightning.choice.search import CASE, Search
+from fl_lightning.run.folder import whole_file
+from fl_lightning.study.pool import Pool
+from fl_lightning.study.runs import make_run
+from fl_lightning.study.store import Store
+from fl_lightning.study.worker import resolve
+
+_MOST_PROCESSES = 4
+
+
+def answer_of(
+    asked: Asked,
+    say: Callable[[str], None],
+    pool: Pool | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Answer:
+    """Search, and write ``chosen.yaml`` and the page.
+
+    Args:
+        asked: What was asked for.
+        say: Takes a line for the user.
+        pool: Where runs are trained; None for one of as many processes as were asked for.
+        clock: The time in seconds.
+
+    Raises:
+        WrongChoice: It is refused, or the folder is in use.
+    """
+    prepared, store = prepare(asked), Store(asked.folder)
+    with store.running() as alone:
+        if not alone:
+            raise WrongChoice(f"another process chooses in {asked.folder}: wait for it, or give another --output")
+        search = Search(
+            prepared.study,
+            store,
+            prepared.candidates,
+            asked=prepared.digest,
+            seed=prepared.seed,
+            num_rounds=prepared.num_rounds,
+            evaluate_every=prepared.evaluate_every,
+            seconds=prepared.seconds,
+            max_bytes=prepared.max_bytes,
+            say=say,
+            clock=clock,
+        )
+        with pool or Pool(asked.processes or _processes()) as trained:
+            found = search.run(trained)
+        try:
+            answer = Answer(found, asked.folder)
+        except ValueError as error:
+            raise WrongChoice(str(error)) from error
+        _write_chosen(answer, prepared)
+        document(answer).write(answer.page)
+    return answer
+
+
+def _processes() -> int:
+    """As many as there are cores, four at most; one where a GPU computes."""
+    import torch
+
+    return 1 if torch.cuda.is_available() else min(_MOST_PROCESSES, len(os.sched_getaffinity(0)))
+
+
+def _write_chosen(answer: Answer, prepared: Prepared) -> None:
+    """The whole configuration of the method that is taken, with the seed of the configuration."""
+    point = answer.found.finalists[answer.method]
+    run = make_run(prepared.study, answer.method, CASE, prepared.seed, point, "report", prepared.num_rounds)
+    arguments = [each for each in run.arguments if not each.startswith("--data.seed=")]
+    whole = resolve([*arguments, "--trainer.logger=true"])
+    if whole["error"]:
+        raise WrongChoice(whole["error"])
+    with whole_file(answer.config) as temporary:
+        temporary.write_text(f"# {answer.sentence}\n{whole['config']}")
