@@ -6,7 +6,7 @@ another, and the stacked executor maps over all clients at once.
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NoReturn
 
 import torch
 from lightning.pytorch import LightningModule
@@ -122,6 +122,11 @@ class ClientModule(LightningModule, Counted):
         self.context = Context()
         self.output_rule: OutputRule | None = None
 
+    @classmethod
+    def load_from_checkpoint(cls, *_: Any, **settings: Any) -> NoReturn:
+        """Raise a TypeError: checkpoints are of whole federations (:func:`fl_lightning.load_run`)."""
+        raise TypeError("a checkpoint is of a whole federation: fl_lightning.load_run(folder).client(name) is a model")
+
     def given(self) -> dict[str, Any]:
         """Settings that are stored under other names."""
         return {"net": self.net_factories, "optimizer": self.optimizer_factory}
@@ -133,11 +138,8 @@ class ClientModule(LightningModule, Counted):
             ValueError: ``metrics`` has one that the task does not measure.
         """
         if other := [name for name in self.metrics if name not in task.target.on_demand]:
-            allowed = ", ".join(task.target.on_demand)
-            raise ValueError(
-                f"model.metrics has {other[0]!r}, which {task} does not measure: "
-                f"{f'give some of {allowed}' if allowed else 'leave it out'}"
-            )
+            advice = f"give some of {', '.join(task.target.on_demand)}" if task.target.on_demand else "leave it out"
+            raise ValueError(f"model.metrics has {other[0]!r}, which {task} does not measure: {advice}")
         self.task = task
 
     @property
@@ -312,9 +314,7 @@ class ClientModule(LightningModule, Counted):
             parts: The parts of the batch, of one client or of a stack.
             tables: The result of :meth:`score_table` for each.
         """
-        result = {
-            name: torch.stack([table[name] for table in tables]).sum(dim=0) for name in tables[0] if name != LOGITS
-        }
+        result = {n: torch.stack([table[n] for table in tables]).sum(dim=0) for n in tables[0] if n != LOGITS}
         if not self.whole_metrics:
             return result
         dim = parts[0].key.dim()  # of the examples

@@ -151,6 +151,12 @@ def test_what_is_no_run(tmp_path) -> None:
         fl.load_run(tmp_path, checkpoint="first")
 
 
+def test_lightnings_way_of_loading_names_ours(tmp_path) -> None:
+    torch.save({}, tmp_path / "best.ckpt")
+    with pytest.raises(TypeError, match=r"of a whole federation: fl_lightning\.load_run\(folder\)\.client\(name\)"):
+        fl.ClientModule.load_from_checkpoint(tmp_path / "best.ckpt")
+
+
 @pytest.mark.full
 def test_a_run_of_the_command_line(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
