@@ -4,7 +4,7 @@ Inputs are prepared as the client's data are (``LoadedRun.data``): what the sour
 again here.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -149,9 +149,9 @@ def inputs_of(model: nn.Module, client_data: ClientData, batch: Batch) -> dict[s
         client_data: The data.
         batch: The same as a batch of one client.
     """
-    if isinstance(client_data, ClientExamples):
-        return {"x": client_data.x_NX}
-    if not isinstance(client_data, ClientGraph) or type(model) is BatchModel:
+    if isinstance(model, ExampleModel):
+        return {"x": cast(ClientExamples, client_data).x_NX}
+    if type(model) is BatchModel:
         return {"batch": batch}
     assert isinstance(batch, GraphBatch)
     plain = batch.plain
