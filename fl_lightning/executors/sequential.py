@@ -195,6 +195,8 @@ class SequentialExecutor(SequentialClients):
         if module.privacy is None:
             with self.fabric.autocast():
                 loss = module.training_step(batch, batch_idx)
+            if not isinstance(loss, Tensor):
+                raise TypeError(f"training_step returned {type(loss).__name__}: return the loss, a scalar tensor")
             module.on_before_backward(loss)
             loss.backward()  # type: ignore[no-untyped-call]
             module.on_after_backward()

@@ -21,6 +21,7 @@ from fl_lightning.models.plain_inputs import (
     Inputs,
     check_inputs,
     parameters_of,
+    required_of,
 )
 from fl_lightning.models.plain_trial import Trial
 
@@ -172,7 +173,14 @@ def fitted(factory: Callable[..., nn.Module], num_features: Any, num_outputs: in
 
 
 def _made(factory: Callable[..., Any], num_features: Any, num_outputs: int, **settings: Any) -> nn.Module:
-    if {"in_channels", "out_channels"} <= set(parameters_of(factory)):
+    names = parameters_of(factory)
+    by_name = {"in_channels", "out_channels"} <= set(names)
+    given = {"in_channels", "out_channels", *settings} if by_name else {*names[:2], *settings}
+    if lacking := [name for name in required_of(factory) if name not in given]:
+        kind = getattr(factory, "__name__", "net")
+        more = ", ".join(f"{name}=..." for name in lacking)
+        raise ValueError(f"it also needs {' and '.join(lacking)}: give functools.partial({kind}, {more})")
+    if by_name:
         net = factory(in_channels=num_features, out_channels=num_outputs, **settings)
     else:
         net = factory(num_features, num_outputs, **settings)

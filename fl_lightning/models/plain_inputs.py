@@ -89,3 +89,12 @@ def parameters_of(function: Callable[..., Any]) -> list[str]:
         return list(inspect.signature(function).parameters)
     except (TypeError, ValueError):  # not written in Python
         return []
+
+
+def required_of(function: Callable[..., Any]) -> list[str]:
+    """Names of a function's parameters without a default; empty if they are unknown."""
+    try:
+        every = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # not written in Python
+        return []
+    return [p.name for p in every if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]

@@ -74,9 +74,10 @@ def say_unused_edge_data(strategy: Strategy, model: ClientModule, registry: Clie
         if what == "edge_weight" and not strategy.takes_edge_weight:
             deaf.append(type(strategy).__name__)
         if deaf:
+            one = len(set(deaf)) == 1
             warnings.warn(
-                f"{' and '.join(dict.fromkeys(deaf))} {'does' if len(set(deaf)) == 1 else 'do'} not use the graph's "
-                f"{what} and treat all edges alike. Choose another, or remove {what} from the graph.",
+                f"{' and '.join(dict.fromkeys(deaf))} {'does' if one else 'do'} not use the graph's {what} and "
+                f"{'treats' if one else 'treat'} all edges alike. Choose another, or remove {what} from the graph.",
                 stacklevel=2,
             )
 

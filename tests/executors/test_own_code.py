@@ -212,6 +212,20 @@ def test_stop_stops_at_the_first_client(federation: Any, make_trainer: Any) -> N
     assert trainer.run.num_failures == {"client-00": 1}
 
 
+@pytest.mark.filterwarnings("ignore:.* overrides training_step")
+@pytest.mark.parametrize("returned", [{"loss": torch.ones(())}, None], ids=["dict", "nothing"])
+def test_a_training_step_that_returns_no_loss_is_told_what_to_return(
+    returned: Any, federation: Any, make_trainer: Any
+) -> None:
+    class Returns(ClientModule):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return returned
+
+    trainer = make_trainer(participation=Participation(on_failure="stop"))
+    with pytest.raises(ClientFailure, match=r"training_step returned \w+: return the loss, a scalar tensor"):
+        trainer.fit(Returns(), federation, FedAvg(num_epochs=1))
+
+
 def test_an_error_on_the_stack_has_its_line_too(federation: Any, make_trainer: Any) -> None:
     class BrokenLoss(Weighted):
         def loss(self, output: Any, batch: Any) -> Tensor:

@@ -124,7 +124,10 @@ def test_logits_alone_are_taken_from_any_net(make_trainer: Any, federation: Any)
     ("net", "message"),
     [
         (lambda f, k: object(), "it makes a object, which is not a torch.nn.Module"),
-        (GraphSAGE, "hidden_channels"),
+        (
+            GraphSAGE,
+            r"it also needs hidden_channels and num_layers: give functools.partial\(GraphSAGE, hidden_channels=..., ",
+        ),
         (functools.partial(PyGNet, architecture="torch_geometric.nn.Sage"), "cannot be imported"),
     ],
 )
