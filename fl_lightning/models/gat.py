@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from fl_lightning.batches.graphs import GraphBatch
 from fl_lightning.kernels.edge_products import edge_maxima, edge_products, edge_sums
 from fl_lightning.kernels.linear import Linear, check_dropout, check_widths
-from fl_lightning.models.gcn import ConvolutionStack, layer_widths
-from fl_lightning.models.output import NetOutput
-from fl_lightning.models.readout import Readout, ReadoutKind
+from fl_lightning.models.gcn import layer_widths
+from fl_lightning.models.readout import PooledStack, Readout, ReadoutKind
 
 #: Slope of the LeakyReLU below 0.
 SLOPE = 0.2
@@ -73,7 +72,7 @@ class GATConvolution(nn.Module):
         return (score_HE - bound_HE).exp(), (own_HN - most_HN).exp()
 
 
-class GAT(ConvolutionStack):
+class GAT(PooledStack):
     """Attention convolutions, each followed by ReLU and dropout (``convs.*``), a readout, a linear head (``head.*``).
 
     Args:
@@ -91,11 +90,6 @@ class GAT(ConvolutionStack):
     Raises:
         ValueError: A width or a number is below 1, or the width no such multiple.
     """
-
-    #: Its outputs are of graphs, where these are the examples.
-    pools = True
-    #: All of it computes on leading client dimensions by itself, so a stack of clients needs no ``vmap``.
-    takes_stacks = True
 
     def __init__(
         self,
@@ -117,8 +111,3 @@ class GAT(ConvolutionStack):
         super().__init__((GATConvolution(*pair, num_heads) for pair in widths), dropout=check_dropout(dropout))
         self.readout = Readout(hidden_channels, pooling)
         self.head = Linear(hidden_channels, out_channels)
-
-    def forward(self, batch: GraphBatch) -> NetOutput:
-        """Return logits and embeddings of all examples of one client."""
-        embedding_ND, h_ND = self.encode(batch)
-        return NetOutput(self.head(self.readout(h_ND, batch)), self.readout(embedding_ND, batch))

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from fl_lightning.batches.graphs import GraphBatch
 from fl_lightning.kernels.linear import Linear
-from fl_lightning.models.gcn import ConvolutionStack, layer_widths
-from fl_lightning.models.output import NetOutput
-from fl_lightning.models.readout import Readout, ReadoutKind
+from fl_lightning.models.gcn import layer_widths
+from fl_lightning.models.readout import PooledStack, Readout, ReadoutKind
 
 
 class SAGEConvolution(nn.Module):
@@ -39,7 +38,7 @@ class SAGEConvolution(nn.Module):
         return own_ND + share_N1 * batch.sum_neighbors(sent_ND) + self.bias.unsqueeze(-2)
 
 
-class GraphSAGE(ConvolutionStack):
+class GraphSAGE(PooledStack):
     """GraphSAGE convolutions, each followed by ReLU and dropout (``convs.*``), then a linear head (``head.*``).
 
     For whole graphs, what the head reads is pooled before it.
@@ -52,11 +51,6 @@ class GraphSAGE(ConvolutionStack):
         dropout: Drop probability after each convolution, in [0, 1).
         pooling: ``sum``, ``mean``, ``max`` or ``attention`` over the nodes of a graph, where graphs are the examples.
     """
-
-    #: Its outputs are of graphs, where these are the examples.
-    pools = True
-    #: All of it computes on leading client dimensions by itself, so a stack of clients needs no ``vmap``.
-    takes_stacks = True
 
     def __init__(
         self,
@@ -72,8 +66,3 @@ class GraphSAGE(ConvolutionStack):
         super().__init__((SAGEConvolution(*pair) for pair in widths), dropout=dropout)
         self.readout = Readout(hidden_channels, pooling)
         self.head = Linear(hidden_channels, out_channels)
-
-    def forward(self, batch: GraphBatch) -> NetOutput:
-        """Return logits and embeddings of all examples of one client."""
-        embedding_ND, h_ND = self.encode(batch)
-        return NetOutput(self.head(self.readout(h_ND, batch)), self.readout(embedding_ND, batch))

@@ -1,12 +1,10 @@
 """A graph convolutional network for whole graphs: its output for their nodes is pooled."""
 
-from fl_lightning.batches.graph_sets import GraphSetBatch
 from fl_lightning.models.gcn import GCN
-from fl_lightning.models.output import NetOutput
-from fl_lightning.models.readout import Readout, ReadoutKind
+from fl_lightning.models.readout import PooledStack, Readout, ReadoutKind
 
 
-class PooledGCN(GCN):
+class PooledGCN(PooledStack, GCN):
     """:class:`GCN` whose head reads the pooled output of the last convolution.
 
     Args:
@@ -21,9 +19,6 @@ class PooledGCN(GCN):
     Shapes:
         batch: Of G graphs. logits ``(G, out_channels)``; embedding ``(G, hidden_channels)``, pooled likewise.
     """
-
-    #: Its outputs are for graphs, not nodes.
-    pools = True
 
     def __init__(
         self,
@@ -45,8 +40,3 @@ class PooledGCN(GCN):
             batch_norm=batch_norm,
         )
         self.readout = Readout(hidden_channels, pooling)
-
-    def forward(self, batch: GraphSetBatch) -> NetOutput:  # type: ignore[override]
-        """Return logits and embeddings of all graphs of one client."""
-        embedding_ND, h_ND = self.encode(batch)
-        return NetOutput(self.head(self.readout(h_ND, batch)), self.readout(embedding_ND, batch))

@@ -6,6 +6,8 @@ from torch import Tensor, nn
 
 from fl_lightning.batches.graphs import GraphBatch, Pooling
 from fl_lightning.kernels.linear import Linear
+from fl_lightning.models.gcn import ConvolutionStack
+from fl_lightning.models.output import NetOutput
 
 #: How a net pools; ``attention`` has parameters.
 ReadoutKind = Literal["sum", "mean", "max", "attention"]
@@ -43,3 +45,23 @@ class Readout(nn.Module):
         weight_N1 = (score_N1 - most_N1).exp() * batch.node_mask.unsqueeze(-1)
         total_G1 = batch.pool(weight_N1, "sum")
         return batch.pool(weight_N1 * value_ND, "sum") / total_G1.clamp(min=1e-30)
+
+
+class PooledStack(ConvolutionStack):
+    """Convolutions whose last output is pooled before a linear head reads it: ``convs.*``, ``readout.*``, ``head.*``.
+
+    Subclasses make the readout and the head.
+    """
+
+    #: Its outputs are of graphs, where these are the examples.
+    pools = True
+    #: All of it computes on leading client dimensions by itself, so a stack of clients needs no ``vmap``.
+    takes_stacks = True
+
+    readout: Readout
+    head: Linear
+
+    def forward(self, batch: GraphBatch) -> NetOutput:
+        """Return logits and embeddings of all examples of one client."""
+        embedding_ND, h_ND = self.encode(batch)
+        return NetOutput(self.head(self.readout(h_ND, batch)), self.readout(embedding_ND, batch))
