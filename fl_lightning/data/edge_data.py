@@ -3,12 +3,37 @@
 Shape legend: E edges, K attributes of an edge.
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.utils import coalesce
 
 #: What a graph's edges may carry.
 EDGE_DATA = ("edge_weight", "edge_attr")
+
+
+def merged_edges(
+    edge_index_2E: Tensor, values: Mapping[str, Tensor | None], num_nodes: int
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Edges without self-loops, each once, in the order of their nodes, with what they carry.
+
+    Of repeated edges the weights are added and the attributes averaged.
+
+    Args:
+        edge_index_2E: int64 edges.
+        values: What they carry by name, of :data:`EDGE_DATA`; None for nothing.
+        num_nodes: Nodes.
+    """
+    kept_E = edge_index_2E[0] != edge_index_2E[1]
+    edges_2E = edge_index_2E[:, kept_E]
+    result = {}
+    for key, value in values.items():
+        if value is not None:
+            reduce = "sum" if key == "edge_weight" else "mean"
+            _, result[key] = coalesce(edges_2E, value[kept_E], num_nodes=num_nodes, reduce=reduce)
+    return coalesce(edges_2E, num_nodes=num_nodes), result
 
 
 def checked_weights(data: Data, name: str) -> Tensor | None:

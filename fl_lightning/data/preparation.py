@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import LargestConnectedComponents, NormalizeFeatures
-from torch_geometric.utils import coalesce, to_undirected
+from torch_geometric.utils import to_undirected
 
-from fl_lightning.data.edge_data import checked_attributes, checked_weights
+from fl_lightning.data.edge_data import checked_attributes, checked_weights, merged_edges
 from fl_lightning.data.settings import MAX_COUNT, check_count, check_flag
 from fl_lightning.data.targets import checked_targets
 
@@ -267,24 +267,19 @@ def _set_edges(prepared: Data, data: Data, undirected: bool, name: str, warns: b
     num_nodes = prepared.num_nodes
     given_2E = _checked_edges(data.edge_index, num_nodes, name)
     values = {"edge_weight": checked_weights(data, name), "edge_attr": checked_attributes(data, name)}
-    kept_E = given_2E[0] != given_2E[1]
-    edges_2E = given_2E[:, kept_E]
-    if edges_2E.shape[1] == 0 and not may_lack_edges:
+    num_loops = int((given_2E[0] == given_2E[1]).sum())
+    if num_loops == given_2E.shape[1] and not may_lack_edges:
         raise ValueError(f"{name} has no edges (self-loops do not count): add some; federated graph methods need them.")
-    once_2E = coalesce(edges_2E, num_nodes=num_nodes)
+    once_2E, carried = merged_edges(given_2E, values, num_nodes)
     prepared.edge_index = to_undirected(once_2E, num_nodes=num_nodes) if undirected else once_2E
-    for key, value in values.items():
-        if value is not None:
-            reduce = "sum" if key == "edge_weight" else "mean"
-            _, value = coalesce(edges_2E, value[kept_E], num_nodes=num_nodes, reduce=reduce)
-            if undirected:
-                _, value = to_undirected(once_2E, value, num_nodes=num_nodes, reduce="mean")
-            prepared[key] = value
-    carried = " and ".join(key for key, value in values.items() if value is not None)
-    if carried and not bool(kept_E.all()):
+    for key, value in carried.items():
+        if undirected:
+            _, value = to_undirected(once_2E, value, num_nodes=num_nodes, reduce="mean")
+        prepared[key] = value
+    if carried and num_loops:
         warnings.warn(
-            f"{name}: {int((~kept_E).sum()):,} self-loops are dropped with their {carried}; layers that need loops add "
-            "their own, of weight 1.",
+            f"{name}: {num_loops:,} self-loops are dropped with their {' and '.join(carried)}; layers that need loops "
+            "add their own, of weight 1.",
             stacklevel=2,
         )
     num_added = prepared.edge_index.shape[1] - once_2E.shape[1]

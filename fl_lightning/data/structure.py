@@ -14,7 +14,7 @@ NUM_FEATURES = 5
 
 
 def structure_features(edge_index_2E: Tensor, num_nodes: int) -> Tensor:
-    """Five features of each node, float32 (N, 5): with d its degree, all logarithms natural,.
+    """Five features of each node, float32 (N, 5): with d its degree and natural logarithms.
 
     1, log(1 + d), the mean and the maximum of its neighbors' log(1 + d), and its clustering coefficient; what needs
     neighbors is 0 without them.

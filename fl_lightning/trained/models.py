@@ -15,6 +15,7 @@ from fl_lightning.batches.client_data import ClientData
 from fl_lightning.batches.client_examples import ClientExamples
 from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.batches.graphs import GraphBatch
+from fl_lightning.data.edge_data import EDGE_DATA, merged_edges
 from fl_lightning.models.output import NetOutput, as_output, own_outputs
 from fl_lightning.models.plain import PlainNet
 from fl_lightning.models.plain_inputs import EDGE_INPUTS, Inputs
@@ -77,26 +78,24 @@ class GraphModel(BatchModel):
         Args:
             x: Features (N, F).
             edge_index: Source and target of each edge, int64 (2, E); each edge in both directions unless the graph is
-                directed. Loops and repeated edges are left out, as in a client's graph.
+                directed. As in a client's graph, loops are left out, and of repeated edges the weights are added and
+                the attributes averaged.
             edge_weight: Weight of each edge (E,).
             edge_attr: Attributes of each edge (E, K).
 
         Returns:
             Logits (N, num_outputs).
         """
-        source_E, target_E = edge_index
-        order_E = (source_E * len(x) + target_E).argsort(stable=True)
-        source_E, target_E = edge_index[:, order_E]
-        first_E = torch.ones_like(source_E, dtype=torch.bool)
-        first_E[1:] = (source_E[1:] != source_E[:-1]) | (target_E[1:] != target_E[:-1])
-        order_E = order_E[first_E & (source_E != target_E)]
+        values = {"edge_weight": edge_weight, "edge_attr": edge_attr}
+        edge_index, carried = merged_edges(edge_index, values, len(x))
+        weight_E, attr_EK = (carried.get(name) for name in EDGE_DATA)
         graph = ClientGraph(
             **_unlabeled(len(x), self.num_outputs),
             x_NF=x.cpu(),
-            edge_index_2E=edge_index[:, order_E].cpu(),
+            edge_index_2E=edge_index.cpu(),
             node_idx_N=torch.arange(len(x)),
-            edge_weight_E=None if edge_weight is None else edge_weight[order_E].cpu(),
-            edge_attr_EK=None if edge_attr is None else edge_attr[order_E].cpu(),
+            edge_weight_E=None if weight_E is None else weight_E.cpu(),
+            edge_attr_EK=None if attr_EK is None else attr_EK.cpu(),
         )
         dense = {"sparse_features": False}
         collator = GraphCollator([graph], layout=dense, device=self._form.device, dtype=self._form.dtype)

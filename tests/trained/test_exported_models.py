@@ -14,6 +14,7 @@ import fl_lightning as fl
 from fl_lightning import strategies
 from fl_lightning.callbacks import FederatedCheckpoint, RunReport
 from fl_lightning.command_line import main
+from fl_lightning.models import GCN
 from fl_lightning.strategies import APFL, FedAvg, FedGNN, FedSheafHN, Local, Strategy
 from fl_lightning.trained import GraphModel
 from fl_lightning.trained.export import export
@@ -111,6 +112,14 @@ def test_edges_may_come_in_any_order_with_loops_and_twice(federation, make_train
     loops = torch.arange(data.size).expand(2, -1)
     other = torch.cat([edges.flip(1), loops, edges[:, :3]], dim=1)
     assert torch.allclose(model(data.x_NF, other), model(data.x_NF, edges), atol=1e-6)
+
+
+def test_weights_of_repeated_edges_are_added_as_in_a_clients_graph() -> None:
+    model = GraphModel(GCN(3, 2, hidden_channels=4)).eval()
+    x, edges = torch.randn(4, 3), torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+    weights = torch.tensor([0.5, 0.5, 2.0, 2.0])
+    twice = model(x, torch.cat([edges, edges], dim=1), torch.cat([0.25 * weights, 0.75 * weights]))
+    assert torch.allclose(twice, model(x, edges, weights), atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore")
