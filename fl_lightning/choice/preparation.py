@@ -1,7 +1,5 @@
 """What a search is made of: the configuration with everything in it, and the study of its candidates."""
 
-import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +15,7 @@ from fl_lightning.run.description import Description
 from fl_lightning.run.folder import whole_file
 from fl_lightning.strategies import Strategy
 from fl_lightning.study.definition import Study
+from fl_lightning.study.runs import digest_of
 from fl_lightning.study.worker import resolve
 from fl_lightning.trainer import FederatedTrainer
 from fl_lightning.yaml_input import dump_yaml, parse_yaml
@@ -85,8 +84,8 @@ def prepare(asked: Asked) -> Prepared:
         name: config[name] for name in ("seed_everything", "trainer", "model", "data") if name in config
     }
     rest = [[each.name, each.settings, list(each.points)] for each in methods]
-    digest = _digest([base, rest, seconds, limit])
-    path = asked.folder / f"config-{_digest(base)}.yaml"
+    digest = digest_of([base, rest, seconds, limit])
+    path = asked.folder / f"config-{digest_of(base)}.yaml"
     _write(path, base)
     _write(asked.folder / "study.yaml", _study(path.name, methods, int(config["seed_everything"])))
     return Prepared(
@@ -218,7 +217,3 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as temporary:
         temporary.write_text(dump_yaml(dict(content), sort_keys=False))
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:12]

@@ -11,10 +11,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import scipy.stats
+import numpy as np
 
 from fl_lightning.choice.candidates import CEILING, COMMON, FLOOR
 from fl_lightning.choice.halving import FEWEST_SEEDS
+from fl_lightning.report.gaps import half_width
 from fl_lightning.report.wording import number, size
 from fl_lightning.run.curve import STILL_RISING
 from fl_lightning.study.store import Record, is_less_better
@@ -45,7 +46,7 @@ class Interval:
         mean = statistics.fmean(value_S) if count else math.nan
         if count < FEWEST_SEEDS:
             return cls(mean, math.nan, math.nan, count)
-        half = float(scipy.stats.t.ppf(0.975, count - 1)) * statistics.stdev(value_S) / math.sqrt(count)
+        half = half_width(np.array(value_S))
         return cls(mean, mean - half, mean + half, count)
 
     @property

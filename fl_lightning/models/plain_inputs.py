@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator
+from inspect import Parameter
 from typing import Any
 
 from torch import nn
@@ -85,16 +86,17 @@ def edge_widths(net: nn.Module) -> Iterator[int]:
 
 def parameters_of(function: Callable[..., Any]) -> list[str]:
     """Names of a function's parameters; empty if they are unknown."""
-    try:
-        return list(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # not written in Python
-        return []
+    return [parameter.name for parameter in _signature(function)]
 
 
 def required_of(function: Callable[..., Any]) -> list[str]:
     """Names of a function's parameters without a default; empty if they are unknown."""
+    variadic = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    return [p.name for p in _signature(function) if p.default is p.empty and p.kind not in variadic]
+
+
+def _signature(function: Callable[..., Any]) -> list[Parameter]:
     try:
-        every = inspect.signature(function).parameters.values()
+        return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # not written in Python
         return []
-    return [p.name for p in every if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]

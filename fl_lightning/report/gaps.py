@@ -12,6 +12,14 @@ from fl_lightning.report.folder import Recorded
 TIE = 1e-9
 
 
+def half_width(values: np.ndarray[Any, Any]) -> float:
+    """Half of the 95 % interval (Student's t) of the mean of independent values; nan of fewer than two."""
+    total = len(values)
+    if total < 2:
+        return math.nan
+    return float(stats.t.ppf(0.975, total - 1)) * float(values.std(ddof=1)) / math.sqrt(total)
+
+
 def client_gaps(first: Recorded, second: Recorded) -> list[float]:
     """A run's values minus another's, of the clients that both have."""
     local, other = first.client_values(first.client_metric), second.client_values(second.client_metric)
@@ -29,7 +37,7 @@ def summary(gaps: np.ndarray[Any, Any], what: str, *, less_is_better: bool) -> d
     total = len(gaps)
     mean = float(gaps.mean()) if total else math.nan
     spread = float(gaps.std(ddof=1)) if total > 1 else math.nan
-    half = float(stats.t.ppf(0.975, total - 1)) * spread / math.sqrt(total) if total > 1 else math.nan
+    half = half_width(gaps)
     sign = -1 if less_is_better else 1
     better, worse = int((sign * gaps > TIE).sum()), int((sign * gaps < -TIE).sum())
     return dict(zip(columns_of(what), (total, mean, spread, mean - half, mean + half, better, worse), strict=True))

@@ -113,8 +113,8 @@ def make_run(
             *(f"--{name}={_text(value)}" for name, value in settings.items()),
         ),
         strategy=strategy,
-        key=_digest([contents, list(settings.items())]),
-        data=_digest(data),
+        key=digest_of([contents, list(settings.items())]),
+        data=digest_of(data),
         version=version,
         lineage=lineage,
     )
@@ -150,7 +150,7 @@ def _trainer_setting(contents: list[dict[str, Any]], settings: Settings, name: s
 def _lineage(contents: list[dict[str, Any]], settings: Settings, version: str) -> str:
     trainers = [{k: v for k, v in (content.get("trainer") or {}).items() if k != "num_rounds"} for content in contents]
     others = [{**content, "trainer": trainer} for content, trainer in zip(contents, trainers, strict=True)]
-    return _digest([others, [pair for pair in settings.items() if pair[0] != _LENGTH], version])
+    return digest_of([others, [pair for pair in settings.items() if pair[0] != _LENGTH], version])
 
 
 def _text(value: Any) -> str:
@@ -162,7 +162,8 @@ def _text(value: Any) -> str:
     return json.dumps(value)
 
 
-def _digest(value: Any) -> str:
+def digest_of(value: Any) -> str:
+    """A short digest of settings, 20 hexadecimal digits."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:20]
 
 
