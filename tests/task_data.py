@@ -1,5 +1,6 @@
 """Small federations of every task."""
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fl_lightning.data import (
     Links,
     RandomPartitioner,
 )
+from fl_lightning.run.predictions import Predicted, write_predictions
 
 NODES, FEATURES = 60, 5
 
@@ -116,3 +118,16 @@ def link_data(folder: Path, partitioner: Any = None, *, source: Any = None, **se
     )
     data.setup()
     return data
+
+
+def rows_of_predictions(trainer: Any, data: FederatedDataModule, path: Path) -> list[dict[str, str]]:
+    """Write what the result's models of three clients predict, and read the file."""
+    clients = [0, 1, 2]
+    outputs = trainer.run.executor.predict(trainer.run.strategy.evaluations(clients)[""], clients, 0)
+    parts = [
+        Predicted(task=data.task, client_data=data.clients[c], names=data.user_names(c), output_NK=actual)
+        for c, actual in outputs.items()
+    ]
+    write_predictions(path, parts)
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))

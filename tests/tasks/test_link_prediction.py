@@ -1,12 +1,11 @@
 """Link prediction from data to predictions: what a step draws, both executors, resume, nets and heuristics."""
 
-import csv
 import functools
 import json
 
 import pytest
 import torch
-from task_data import link_data, link_graph
+from task_data import link_data, link_graph, rows_of_predictions
 from torch.optim import SGD
 from torch_geometric.data import Data
 
@@ -18,7 +17,6 @@ from fl_lightning.callbacks import RunReport
 from fl_lightning.data import InMemorySource
 from fl_lightning.models import GCN, LinkGCN
 from fl_lightning.report.record import RunRecord
-from fl_lightning.run.predictions import Predicted, write_predictions
 from fl_lightning.strategies import FedAvg, Pooled
 from fl_lightning.tasks import LinkPrediction
 from fl_lightning.tasks.heuristics import (
@@ -185,14 +183,7 @@ def test_the_file_of_predictions(make_trainer, tmp_path) -> None:
     data = link_data(tmp_path, source=InMemorySource(link_graph(), largest_component=True))
     trainer = make_trainer(num_rounds=1)
     trainer.fit(client(), data, FedAvg(num_epochs=1))
-    outputs = trainer.run.executor.predict(trainer.run.strategy.evaluations([0, 1, 2])[""], [0, 1, 2], 0)
-    parts = [
-        Predicted(task=data.task, client_data=data.clients[c], names=data.user_names(c), output_NK=actual)
-        for c, actual in outputs.items()
-    ]
-    write_predictions(tmp_path / "p.csv", parts)
-    with (tmp_path / "p.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of_predictions(trainer, data, tmp_path / "p.csv")
     assert list(rows[0]) == ["client", "source", "target", "split", "linked", "score"]
     edges = {tuple(sorted(each)) for each in link_graph().edge_index.t().tolist()}
     for row in rows:

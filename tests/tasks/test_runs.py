@@ -1,13 +1,12 @@
 """Federations of every task from data to report: both executors, predictions, sites."""
 
-import csv
 import functools
 import json
 
 import pytest
 import torch
 from both_executors import both_executors
-from task_data import FEATURES, NODES, LabeledRows, graph_data, node_data, ring
+from task_data import FEATURES, NODES, LabeledRows, graph_data, node_data, ring, rows_of_predictions
 from torch.optim import SGD
 from torch_geometric.data import Data
 
@@ -16,7 +15,6 @@ from fl_lightning.callbacks import RunReport
 from fl_lightning.data import DirichletPartitioner, Examples, InMemorySource, ManyGraphs, RandomPartitioner
 from fl_lightning.models import GCN, MLP, GRUForecaster, PooledGCN
 from fl_lightning.report.record import RunRecord
-from fl_lightning.run.predictions import Predicted, write_predictions
 from fl_lightning.strategies import APFL, SCAFFOLD, Ditto, FedAvg, FedGTA, FedProto, FedPub, FedSheafHN, Kin
 from fl_lightning.tasks import (
     ExampleClassification,
@@ -144,14 +142,7 @@ def test_files_of_predictions_have_gaps(make_trainer, tmp_path) -> None:
         data = node_data(kind, tmp_path)
         trainer = make_trainer(num_rounds=1)
         trainer.fit(client(), data, FedAvg(num_epochs=1))
-        outputs = trainer.run.executor.predict(trainer.run.strategy.evaluations([0, 1, 2])[""], [0, 1, 2], 0)
-        parts = [
-            Predicted(task=data.task, client_data=data.clients[c], names=data.user_names(c), output_NK=actual)
-            for c, actual in outputs.items()
-        ]
-        write_predictions(tmp_path / "p.csv", parts)
-        with (tmp_path / "p.csv").open(newline="") as file:
-            rows = list(csv.DictReader(file))
+        rows = rows_of_predictions(trainer, data, tmp_path / "p.csv")
         assert list(rows[0]) == ["client", "node", "split", *columns]
         assert len(rows) == NODES
         (nothing,) = [row for row in rows if row["node"] == "5"]

@@ -4,14 +4,16 @@ import functools
 from typing import Any
 
 import pytest
-from strategies.test_contract import STRATEGIES, every_strategy, tiny
+import tasks_of_strategies
+from strategies.test_contract import STRATEGIES, every_strategy
 from task_data import graph_data
-from torch.optim import SGD, Adam
+from tasks_of_strategies import EXPECTED, assert_executors_agree, strategy_of
+from torch.optim import Adam
 
-from fl_lightning import FederatedDataModule, SequentialExecutor, StackedExecutor
+from fl_lightning import FederatedDataModule, StackedExecutor
 from fl_lightning.models import PooledGCN
 from fl_lightning.relations.topology import Ring
-from fl_lightning.strategies import FedBN, Oracle, Strategy
+from fl_lightning.strategies import FedBN, Strategy
 
 #: Those whose papers are about the nodes of one graph: its missing edges, its neighborhoods, labels of neighbors.
 OF_NODES = {
@@ -29,15 +31,8 @@ OF_NODES = {
     "FedTAD",
     "S2FGL",
 }
-GROUPS = [0, 1, 0]
-#: Adam would make a step of a gradient that is 0 but for rounding.
-SLOW = functools.partial(SGD, lr=0.05)
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:DFedAvgM is for SGD with momentum"),
-    pytest.mark.filterwarnings("ignore:the maps cannot make the clients agree"),
-    pytest.mark.filterwarnings("ignore:.*not use the graph's edge_weight"),
-]
+pytestmark = [*EXPECTED, pytest.mark.filterwarnings("ignore:.*not use the graph's edge_weight")]
 learning = [kind for kind in STRATEGIES if kind.__name__ not in OF_NODES]
 
 
@@ -47,15 +42,8 @@ def graph_sets() -> FederatedDataModule:
     return graph_data(batch_size=4, relation_graph=Ring())
 
 
-def strategy_of(kind: type[Strategy]) -> Strategy:
-    return Oracle(groups=GROUPS) if kind is Oracle else tiny(kind)
-
-
 def net_of(kind: type[Strategy]) -> Any:
-    own = kind.default_net
-    if getattr(own, "pools", False):
-        return functools.partial(own, hidden_channels=8, dropout=0.0)  # type: ignore[misc]
-    return functools.partial(PooledGCN, hidden_channels=8, dropout=0.0, batch_norm=kind is FedBN)
+    return tasks_of_strategies.net_of(kind, functools.partial(PooledGCN, dropout=0.0, batch_norm=kind is FedBN))
 
 
 @pytest.mark.full
@@ -73,20 +61,14 @@ def test_it_learns(kind, graph_sets, make_trainer) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("kind", learning, ids=lambda kind: kind.__name__)
 def test_both_executors_agree(kind, graph_sets, make_trainer, assert_same) -> None:
-    runs = []
-    for executor in (StackedExecutor(max_padding=0.9), SequentialExecutor()):
-        trainer = make_trainer(num_rounds=2, executor=executor, precision="64-true")
-        result = trainer.fit(kind.client_class(net_of(kind), SLOW), graph_sets, strategy_of(kind))
-        runs.append((trainer.run.history, result, trainer.run.strategy.state_dict()))
-    assert_same(*runs, tolerance=1e-6)
+    assert_executors_agree(kind, net_of(kind), graph_sets, make_trainer, assert_same)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", learning, ids=lambda kind: kind.__name__)
 def test_its_defaults_run(kind, graph_sets, make_trainer) -> None:
     """With nothing set but the data, and the groups where they must be known."""
-    trainer = make_trainer(num_rounds=1)
-    result = trainer.fit(None, graph_sets, Oracle(groups=GROUPS) if kind is Oracle else tiny(kind))
+    result = make_trainer(num_rounds=1).fit(None, graph_sets, strategy_of(kind))
     assert 0 <= result["test/acc"] <= 1
 
 

@@ -4,25 +4,21 @@ import functools
 from typing import Any
 
 import pytest
-from strategies.test_contract import STRATEGIES, every_strategy, tiny
+import tasks_of_strategies
+from strategies.test_contract import STRATEGIES, every_strategy
 from task_data import link_data
-from torch.optim import SGD, Adam
+from tasks_of_strategies import EXPECTED, assert_executors_agree, strategy_of
+from torch.optim import Adam
 
-from fl_lightning import FederatedDataModule, SequentialExecutor, StackedExecutor
+from fl_lightning import FederatedDataModule, StackedExecutor
 from fl_lightning.models import LinkGCN
 from fl_lightning.relations.topology import Ring
-from fl_lightning.strategies import FedBN, Oracle, Strategy
+from fl_lightning.strategies import FedBN, Strategy
 
-GROUPS = [0, 1, 0]
-#: Adam would make a step of a gradient that is 0 but for rounding.
-SLOW = functools.partial(SGD, lr=0.05)
 #: Those that are for the nodes of a graph, for classes, or for examples that share no nodes.
 REFUSED = {kind.__name__ for kind in STRATEGIES if kind.needs_nodes or kind.needs_classes} | {"Flow"}
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:DFedAvgM is for SGD with momentum"),
-    pytest.mark.filterwarnings("ignore:the maps cannot make the clients agree"),
-]
+pytestmark = EXPECTED
 learning = [kind for kind in STRATEGIES if kind.__name__ not in REFUSED]
 
 
@@ -32,15 +28,8 @@ def links(tmp_path_factory) -> FederatedDataModule:
     return link_data(tmp_path_factory.mktemp("links"), relation_graph=Ring(), batch_size=64)
 
 
-def strategy_of(kind: type[Strategy]) -> Strategy:
-    return Oracle(groups=GROUPS) if kind is Oracle else tiny(kind)
-
-
 def net_of(kind: type[Strategy]) -> Any:
-    own = kind.default_net
-    if getattr(own, "pools", False):
-        return functools.partial(own, hidden_channels=8, dropout=0.0)  # type: ignore[misc]
-    return functools.partial(LinkGCN, hidden_channels=8, batch_norm=kind is FedBN)
+    return tasks_of_strategies.net_of(kind, functools.partial(LinkGCN, batch_norm=kind is FedBN))
 
 
 @pytest.mark.full
@@ -58,12 +47,7 @@ def test_it_learns(kind, links, make_trainer) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("kind", learning, ids=lambda kind: kind.__name__)
 def test_both_executors_agree(kind, links, make_trainer, assert_same) -> None:
-    runs = []
-    for executor in (StackedExecutor(max_padding=0.9), SequentialExecutor()):
-        trainer = make_trainer(num_rounds=2, executor=executor, precision="64-true")
-        result = trainer.fit(kind.client_class(net_of(kind), SLOW), links, strategy_of(kind))
-        runs.append((trainer.run.history, result, trainer.run.strategy.state_dict()))
-    assert_same(*runs, tolerance=1e-6)
+    assert_executors_agree(kind, net_of(kind), links, make_trainer, assert_same)
 
 
 @pytest.mark.full

@@ -1,0 +1,46 @@
+"""What is tested of every strategy on a kind of data other than the nodes of a graph."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from strategies.test_contract import tiny
+from torch import nn
+from torch.optim import SGD
+
+from fl_lightning import FederatedDataModule, SequentialExecutor, StackedExecutor
+from fl_lightning.strategies import Oracle, Strategy
+
+#: Adam would make a step of a gradient that is 0 but for rounding.
+SLOW = functools.partial(SGD, lr=0.05)
+#: Of three clients, where they must be known.
+GROUPS = [0, 1, 0]
+#: Warnings that say what strategies always say in such small federations.
+EXPECTED = [
+    pytest.mark.filterwarnings("ignore:DFedAvgM is for SGD with momentum"),
+    pytest.mark.filterwarnings("ignore:the maps cannot make the clients agree"),
+]
+
+
+def strategy_of(kind: type[Strategy]) -> Strategy:
+    return Oracle(groups=GROUPS) if kind is Oracle else tiny(kind)
+
+
+def net_of(kind: type[Strategy], other: Callable[..., nn.Module]) -> Any:
+    """The strategy's own net if it pools, else another one."""
+    own = kind.default_net
+    if getattr(own, "pools", False):
+        return functools.partial(own, hidden_channels=8, dropout=0.0)  # type: ignore[misc]
+    return functools.partial(other, hidden_channels=8)
+
+
+def assert_executors_agree(
+    kind: type[Strategy], net: Any, data: FederatedDataModule, make_trainer: Any, assert_same: Any
+) -> None:
+    runs = []
+    for executor in (StackedExecutor(max_padding=0.9), SequentialExecutor()):
+        trainer = make_trainer(num_rounds=2, executor=executor, precision="64-true")
+        result = trainer.fit(kind.client_class(net, SLOW), data, strategy_of(kind))
+        runs.append((trainer.run.history, result, trainer.run.strategy.state_dict()))
+    assert_same(*runs, tolerance=1e-6)
