@@ -280,10 +280,12 @@ class _Heard(io.StringIO):
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[_Heard]:
-    """Suppress the output of a run."""
+    """Suppress the output of a run, and note its warnings."""
     heard = _Heard()
-    for name in ("lightning", "lightning.fabric", "lightning.pytorch"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    loggers = [logging.getLogger(name) for name in ("lightning", "lightning.fabric", "lightning.pytorch")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     with (
         warnings.catch_warnings(record=True) as caught,
         contextlib.redirect_stdout(io.StringIO()),
@@ -293,6 +295,8 @@ def _quiet() -> Iterator[_Heard]:
         try:
             yield heard
         finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
             heard.warnings = [str(each.message) for each in caught if issubclass(each.category, UserWarning)]
 
 

@@ -1,5 +1,6 @@
 """``fl-train choose`` and ``fl.choose`` from the question to the answer, and what they refuse."""
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,7 @@ def test_the_same_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert str(answer).startswith(answer.sentence)
     assert list(answer.results["method"]) == ["Local", "FedAvg", "Pooled"]
     assert (answer.results["seeds"] == 3).all()
+    assert logging.getLogger("lightning.pytorch").isEnabledFor(logging.INFO)  # as before
 
 
 def test_data_that_no_process_could_read_are_refused() -> None:
