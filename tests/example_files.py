@@ -24,7 +24,7 @@ def numbered_images(*shape: int) -> np.ndarray:
     return images
 
 
-#: The sets of ``configs/fedstar_sm.yaml``.
+#: The sets of ``configs/fedstar_sm.yaml`` and ``configs/fedavg_sm.yaml``.
 TU_SETS = ("MUTAG", "BZR", "COX2", "DHFR", "PTC_MR", "AIDS", "NCI1")
 LABORATORIES = "ABCDEFGHI"
 

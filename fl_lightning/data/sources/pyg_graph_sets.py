@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch_geometric.data import Data
 
 from fl_lightning.data.graph_sets import LoadedGraphs
@@ -62,6 +64,7 @@ class TUSource(GraphSetSource):
             cache_dir,
             converted_folder="",
         )
+        _complete(dataset.slices)
         return LoadedGraphs(graphs=graphs_of(dataset, edge_attr=self.use_edge_attr))
 
     def identity(self) -> dict[str, Any]:  # noqa: D102
@@ -101,11 +104,21 @@ class PyGGraphSet(GraphSetSource):
         return {**super().identity(), "dataset": self.dataset, "arguments": self.arguments}
 
 
+def _complete(slices: dict[str, Tensor]) -> None:
+    """Count the last graphs that have no edges, too, which PyG's reader of the TU collection overlooks."""
+    for key in {"edge_index", "edge_attr"} & slices.keys():
+        ends, missing = slices[key], len(slices["y"]) - len(slices[key])
+        slices[key] = torch.cat([ends, ends[-1:].expand(missing)])
+
+
 def graphs_of(dataset: Sequence[Data], *, edge_attr: bool = True) -> list[Data]:
     """The graphs of a data set of PyG's, with or without attributes of edges; without features that are none."""
     keys = ("x", "edge_index", "edge_weight", *(["edge_attr"] if edge_attr else []), "y")
     result = []
     for graph in dataset:
-        given = {key: graph[key] for key in keys if graph.get(key) is not None and graph[key].shape[1:] != (0,)}
+        given = {key: graph[key] for key in keys if graph.get(key) is not None}
+        for key in ("x", "edge_attr"):
+            if key in given and given[key].shape[1:] == (0,):
+                del given[key]
         result.append(Data(**given, num_nodes=graph.num_nodes))
     return result

@@ -109,6 +109,15 @@ def test_without_labels_the_degree_is_the_feature(tu_root: Path) -> None:
     assert capped.tolist() == torch.eye(2)[[1, 1, 1, 1, 1, 0]].tolist()
 
 
+@pytest.mark.parametrize("edge", [("1, 2\n2, 1\n", [2, 0]), ("5, 4\n4, 5\n", [0, 2])])
+def test_graphs_without_edges_stay(edge: tuple[str, list[int]], tu_root: Path) -> None:
+    """Wherever they are: PyG's reader overlooks the last ones."""
+    (tu_root / "TU" / "TWO" / "raw" / "TWO_A.txt").write_text(edge[0])
+    prepared = TUSource("TWO").read(tu_root, tu_root / "cache")
+    assert prepared.num_nodes_G.tolist() == [3, 3]
+    assert prepared.num_edges_G.tolist() == edge[1]
+
+
 def test_what_pyg_has_beside_the_tu_folder_is_read_too(tu_root: Path) -> None:
     (tu_root / "TU" / "TWO").rename(tu_root / "TWO")
     other = PyGGraphSet("torch_geometric.datasets.TUDataset", {"name": "TWO", "use_node_attr": True})
