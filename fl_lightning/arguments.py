@@ -52,6 +52,11 @@ Any setting can be overridden: --trainer.num_rounds 20 --data.partitioner.num_cl
 """
 
 
+def predicts_new_data(words: Sequence[str]) -> bool:
+    """Whether a command line is ``fl-train predict RUN ...``, which has a module of its own."""
+    return words[0] == "predict" and len(words) > 1 and not words[1].startswith("-")
+
+
 def fail(message: str, code: int = 2) -> NoReturn:
     """End the program with a one-line message; exit code 2 stands for a mistake of the user."""
     sys.stderr.write(f"fl-train: error: {' '.join(message.split())}\n")

@@ -20,7 +20,16 @@ from typing import Any
 
 import fl_lightning
 import fl_lightning.deferred
-from fl_lightning.arguments import DESCRIPTION, OVER_THE_NETWORK, TRAINER_VERBS, VERBS, fail, options, settings_in
+from fl_lightning.arguments import (
+    DESCRIPTION,
+    OVER_THE_NETWORK,
+    TRAINER_VERBS,
+    VERBS,
+    fail,
+    options,
+    predicts_new_data,
+    settings_in,
+)
 from fl_lightning.extras import MissingExtra, require
 from fl_lightning.yaml_input import MOST_DIGITS
 
@@ -51,6 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             require("flare", f"fl-train {first}")
         if first in VERBS:
             return int(importlib.import_module(VERBS[first]).main(words[1:]))
+        if predicts_new_data(words):
+            return int(importlib.import_module("fl_lightning.trained.predict_command").main(words[1:]))
         check_files(words)
         return int(importlib.import_module("fl_lightning.cli").main(words))
     except MissingExtra as error:

@@ -44,7 +44,7 @@ def test_the_modules_are_those_of_the_extras() -> None:
 def test_all_has_every_extra() -> None:
     (everything,) = OPTIONAL["all"]
     named = set(everything.removeprefix("fl-lightning[").removesuffix("]").split(","))
-    assert named | {"remote"} == set(OPTIONAL) - {"all"}  # flare has remote
+    assert named | {"export", "remote"} == set(OPTIONAL) - {"all"}  # flare has remote, which has safetensors
 
 
 @pytest.mark.parametrize("verb", OVER_THE_NETWORK)

@@ -1,5 +1,6 @@
 """What is predicted for a pair of nodes: whether it is linked."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -37,8 +38,8 @@ class Links(Labels):
         return ["linked", "score"]
 
     def row(self, label: Any, outputs: Sequence[float], names: Sequence[str]) -> list[str]:
-        """Both for one pair."""
-        return [f"{label[0]:.0f}", f"{outputs[0]:.6g}"]
+        """Both for one pair; whether it is linked is empty if unknown."""
+        return ["" if math.isnan(label[0]) else f"{label[0]:.0f}", f"{outputs[0]:.6g}"]
 
     def tally(self, y_N: Tensor, predicted_NK: Tensor) -> Tensor:
         """Whether each pair is linked, with its score, (N, 2)."""

@@ -7,24 +7,29 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from fl_lightning.extras import require
 from fl_lightning.models.plain import PyGNet, name_of
 from fl_lightning.run.folder import whole_file
 from fl_lightning.trained.loading import LoadedRun
 from fl_lightning.trained.models import BatchModel
 
+#: By the end of the file's name: what loads it, and what that is imported from.
+_READ = {
+    ".pt": ("torch", 'torch.load(file, map_location="cpu", weights_only=True)'),
+    ".safetensors": ("safetensors.torch", "safetensors.torch.load_file(file)"),
+}
 _BEGINS = '"""Loads a model that fl-train exported'
 _LOADER = '''{begins}: {what}."""
 
 from pathlib import Path
 
-import torch
 {imports}
 
 def load(file=Path(__file__).with_name({name!r})):
     net = {call}
-    net.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+    net.load_state_dict({read})
     return {result}.eval()
 '''
 
@@ -37,7 +42,7 @@ def export(run: LoadedRun, client: str | None, path: Path) -> Path:
     Args:
         run: The run.
         client: Name of the client; None for the server's model.
-        path: The file, whose name ends in ``.pt``.
+        path: The file, whose name ends in ``.pt`` or ``.safetensors``.
 
     Returns:
         The file that loads it.
@@ -45,11 +50,17 @@ def export(run: LoadedRun, client: str | None, path: Path) -> Path:
     Raises:
         ValueError: The model cannot leave, or cannot be made from the class of its net and its settings; or the path
             is none of these.
+        MissingExtra: The file is to be of safetensors, which is not installed.
         OSError: The files cannot be written.
     """
     loader = path.with_name(f"load_{path.stem}.py")
-    if path.suffix != ".pt" or not path.stem.isidentifier():
-        raise ValueError(f"--to {path}: give the name of a file for torch, of letters and digits, such as model.pt")
+    if path.suffix not in _READ or not path.stem.isidentifier():
+        raise ValueError(
+            f"--to {path}: give the name of a file for torch or safetensors, of letters and digits, such as model.pt "
+            "or model.safetensors"
+        )
+    if path.suffix == ".safetensors":
+        require("export", f"--to {path}")
     if loader.is_file() and not loader.read_text(encoding="utf-8").startswith(_BEGINS):
         raise ValueError(f"{loader}, which would load the model, is there already: give --to another name")
     model = run.global_model() if client is None else run.client(client)
@@ -58,7 +69,7 @@ def export(run: LoadedRun, client: str | None, path: Path) -> Path:
     text = _text(run, model, net, f"{what}, {run.strategy}, after round {run.round_idx}", path.name)
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as temporary:
-        torch.save({name: value.detach() for name, value in net.state_dict().items()}, temporary)
+        _save({name: value.detach() for name, value in net.state_dict().items()}, temporary)
     with whole_file(loader) as temporary:
         temporary.write_text(text, encoding="utf-8")
     try:
@@ -75,6 +86,15 @@ def export(run: LoadedRun, client: str | None, path: Path) -> Path:
             f"settings alone ({why}): use fl_lightning.load_run({str(run.recorded.path)!r}) in Python"
         )
     return loader
+
+
+def _save(state: dict[str, Tensor], path: Path) -> None:
+    if path.suffix == ".pt":
+        torch.save(state, path)
+        return
+    import safetensors.torch  # of an extra
+
+    safetensors.torch.save_file({name: value.clone().contiguous() for name, value in state.items()}, path)
 
 
 def _text(run: LoadedRun, model: nn.Module, net: nn.Module, what: str, name: str) -> str:
@@ -97,9 +117,10 @@ def _text(run: LoadedRun, model: nn.Module, net: nn.Module, what: str, name: str
             "settings that are numbers and words, which returns the logits itself"
         )
     parts = [*map(repr, settings[0]), *(f"{key}={value!r}" for key, value in settings[1].items())]
-    lines = "".join(f"from {module} import {names}\n" for module, names in sorted(imports.items()))
+    module, read = _READ[Path(name).suffix]
+    lines = f"import {module}\n" + "".join(f"from {home} import {kinds}\n" for home, kinds in sorted(imports.items()))
     call = f"{kind.__qualname__}({', '.join(parts)})"
-    return _LOADER.format(begins=_BEGINS, what=what, imports=lines, name=name, call=call, result=result)
+    return _LOADER.format(begins=_BEGINS, what=what, imports=lines, name=name, call=call, read=read, result=result)
 
 
 def _settings(run: LoadedRun, net: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]] | None:

@@ -17,7 +17,7 @@ def main(arguments: Sequence[str]) -> int:
     which.add_argument("--client", metavar="NAME", help="the client whose model it is")
     which.add_argument("--global", action="store_true", dest="server", help="the server's model, of all clients")
     parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="which round (default: best)")
-    parser.add_argument("--to", default="model.pt", metavar="FILE", help="the file (default: %(default)s)")
+    parser.add_argument("--to", default="model.pt", metavar="FILE", help="the file, .pt or .safetensors (%(default)s)")
     given = parser.parse_args(arguments)
     from fl_lightning.trained.export import export
     from fl_lightning.trained.loading import load_run

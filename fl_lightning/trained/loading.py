@@ -9,20 +9,24 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.batches.base import Batch, single
+from fl_lightning.batches.base import Batch, Collator, single
 from fl_lightning.batches.client_data import ClientData
 from fl_lightning.cli import FederatedCLI
 from fl_lightning.data import FederatedDataModule
+from fl_lightning.data.settings import check_count
 from fl_lightning.executors import Executor, SequentialExecutor
 from fl_lightning.executors.by_architecture import ByArchitecture
 from fl_lightning.executors.on_pool import OnPool
+from fl_lightning.federation import UserNames
 from fl_lightning.report.folder import Recorded, read
 from fl_lightning.round.client import ClientModule, NetFactory
-from fl_lightning.round.stage import Evaluation
+from fl_lightning.round.stage import Evaluation, tune
 from fl_lightning.run import checkpoint as checkpoints
 from fl_lightning.run.assembly import Run
+from fl_lightning.run.predictions import Predicted, write_predictions
 from fl_lightning.strategies import Strategy
 from fl_lightning.trained.models import inputs_of, model_of
+from fl_lightning.trained.new_data import Like, as_client_data, numbers_of, read_new
 from fl_lightning.trainer import FederatedTrainer
 
 #: Two predictions that differ by less are the same: sums are added in another order.
@@ -161,16 +165,107 @@ class LoadedRun:
         Raises:
             ValueError: Each client has a model of its own.
         """
-        first = self._client(self.names[0])
+        module, way = self._shared()
+        return model_of(
+            module, way.output, self._run.registry.task, self._run.datamodule.clients[self._client(self.names[0])]
+        ).eval()
+
+    def _shared(self) -> tuple[ClientModule, Evaluation]:
+        """The first client with the model that all share, and the way in which that is evaluated.
+
+        Raises:
+            ValueError: Each client has a model of its own.
+        """
         for kind in ("global/", ""):
             if (evaluation := self._evaluations.get(kind)) is None:
                 continue
             ways = [self._module(client, evaluation, tuned=False) for client in self._index.values()]
             states = [module.net.state_dict() for module, _ in ways]
             if all(torch.equal(value, state[key]) for state in states for key, value in states[0].items()):
-                (module, way), task = ways[0], self._run.registry.task
-                return model_of(module, way.output, task, self._run.datamodule.clients[first]).eval()
+                return ways[0]
         raise ValueError(f"{self.strategy} left each client a model of its own: use client(name)")
+
+    def new_data(self, new: Any, client: str | None = None) -> ClientData:
+        """New data in the form of a client's, prepared as the run's were.
+
+        Args:
+            new: A file, or what it holds: a graph for nodes; a list of graphs; a graph with ``edge_label_index`` for
+                links; rows as a tensor, or ``x``, ``y`` and ``train_mask`` by name. Targets may be missing.
+            client: The client whose data they are like; None for the first.
+
+        Raises:
+            ValueError: They do not fit.
+        """
+        if isinstance(new, ClientData):
+            return new
+        name = client or self.names[0]
+        given = read_new(Path(new)) if isinstance(new, str | Path) else new
+        index = self._client(name)
+        like = Like(
+            client_data=self.data(name),
+            registry=self._run.registry,
+            source=self._run.datamodule.source,
+            preparation=self._run.datamodule.source.preparation_of(index),
+        )
+        result = as_client_data(like.client_data, given, like)
+        like.check(result)
+        return result
+
+    def predict(self, new: Any, client: str | None = None, *, num_finetune_epochs: int = 0) -> Tensor:
+        """Predict new examples: of a client, or of somebody who was not there.
+
+        Args:
+            new: As for :meth:`new_data`, or what that returned.
+            client: The client whose model predicts; None for the server's model.
+            num_finetune_epochs: Train the model beforehand on the new examples with a target (on those of
+                ``train_mask``, if there is one), with the clients' loss and optimizer. The run's own is untouched.
+
+        Returns:
+            Probabilities, or numbers, (N, num_outputs).
+
+        Raises:
+            ValueError: The data do not fit, or there is no such model (:meth:`client`, :meth:`global_model`).
+        """
+        check_count("num_finetune_epochs", num_finetune_epochs, least=0)
+        data = self.new_data(new, client)
+        model = self.global_model() if client is None else self.client(client)
+        if num_finetune_epochs:
+            model = self._finetuned(data, client, num_finetune_epochs)
+        return self._output(model, data, self._batch_of(data))
+
+    def write_predictions(self, path: Path, data: ClientData, predicted: Tensor) -> None:
+        """Write predictions of new data as :mod:`fl_lightning.run.predictions` describes.
+
+        Args:
+            path: The file.
+            data: The new data (:meth:`new_data`).
+            predicted: What was predicted for them (:meth:`predict`).
+        """
+        names = UserNames(number_N=numbers_of(data), class_names=self._run.datamodule.class_names)
+        task = self._run.registry.task
+        write_predictions(path, [Predicted(task=task, client_data=data, names=names, output_NK=predicted)])
+
+    def _finetuned(self, data: ClientData, client: str | None, num_epochs: int) -> nn.Module:
+        """A copy of a model, trained on new data."""
+        if not data.num_examples:
+            raise ValueError("there is nothing to fine-tune on: give y, known for some of the new examples")
+        module, way = self._shared() if client is None else self._module(self._client(client), self._evaluations[""])
+        if way.output is not None:
+            raise ValueError(f"{self.strategy} computes outputs by a rule of its own, so that it cannot be fine-tuned")
+        executor, run = SequentialExecutor(), self._run
+        with _random_numbers_as_they_were():
+            executor.setup(
+                run.fabric, module, self._collator_of(data), [0], seed=run.seed, persistence=run.strategy.persistence()
+            )
+            tuned = executor.evaluated(Evaluation(tuning=tune(num_epochs)), 0, run.last_round)
+        return model_of(tuned, None, run.registry.task, data).eval()
+
+    def _collator_of(self, data: ClientData) -> Collator:
+        known = self._run.executor.collator
+        return self._run.datamodule.collator([data], device=self._run.fabric.device, dtype=known.dtype)
+
+    def _batch_of(self, data: ClientData) -> Batch:
+        return single(self._collator_of(data)([0]))
 
     def predictions(self) -> dict[str, Tensor]:
         """Predictions for all examples of each client: probabilities, or numbers, (N, num_outputs)."""
@@ -212,21 +307,22 @@ class LoadedRun:
 
     def same(self, model: nn.Module, other: nn.Module, name: str) -> bool:
         """Whether two modules predict the same of a client's own data."""
-        predicted, expected = self._output(model, name), self._output(other, name)
+        data, batch = self.data(name), self.batch(name)
+        predicted, expected = (self._output(each, data, batch) for each in (model, other))
         return predicted.shape == expected.shape and torch.allclose(predicted, expected, atol=TOLERANCE)
 
     def _agrees(self, model: nn.Module, name: str) -> bool:
         """Whether a model predicts of a client's own data what was scored."""
         known = self._predicted[self._client(name)]
         try:
-            predicted = self._output(model, name)[: len(known)].to(known)
+            predicted = self._output(model, self.data(name), self.batch(name))[: len(known)].to(known)
         except (AttributeError, AssertionError, KeyError, IndexError, RuntimeError, TypeError, ValueError):
             return False  # it needs something that is not there
         return predicted.shape == known.shape and torch.allclose(predicted, known, atol=TOLERANCE)
 
-    def _output(self, model: nn.Module, name: str) -> Tensor:
+    def _output(self, model: nn.Module, data: ClientData, batch: Batch) -> Tensor:
         with torch.no_grad():
-            result = model(**inputs_of(model, self.data(name), self.batch(name)))
+            result = model(**inputs_of(model, data, batch))
         logits: Tensor = result[0] if isinstance(result, tuple) else result
         return self._run.registry.task.target.predictions(logits)
 

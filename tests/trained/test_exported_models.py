@@ -42,12 +42,17 @@ TINY = {
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def fit(make_trainer: Any, data: Any, strategy: Strategy, client: Any, **settings: Any) -> Path:
-    """The folder of a run of two rounds, which has a report and checkpoints."""
+def trained(make_trainer: Any, data: Any, strategy: Strategy, client: Any, **settings: Any) -> Any:
+    """The trainer of a run of two rounds, which has a report and checkpoints."""
     kept = [FederatedCheckpoint(every_seconds=0), RunReport()]
     trainer = make_trainer(num_rounds=2, callbacks=kept, **settings)
     trainer.fit(client, data, strategy)
-    folder: Path = trainer.run.folder
+    return trainer
+
+
+def fit(*given: Any, **settings: Any) -> Path:
+    """The folder of such a run."""
+    folder: Path = trained(*given, **settings).run.folder
     return folder
 
 
@@ -58,9 +63,21 @@ def fit(make_trainer: Any, data: Any, strategy: Strategy, client: Any, **setting
 def test_every_client_scores_what_was_reported(kind, federation, make_model, make_trainer) -> None:
     strategy = kind(**{name: value for name, value in TINY.items() if name in inspect.signature(kind).parameters})
     given = copy.deepcopy(strategy), make_model(kind, dropout=0.5)
-    folder = fit(make_trainer, federation, strategy, make_model(kind, dropout=0.5))
-    run = fl.load_run(folder, client=given[1], data=federation, strategy=given[0])
-    reported = run.recorded.client_values("test/acc")
+    trainer = trained(make_trainer, federation, strategy, make_model(kind, dropout=0.5))
+    run = fl.load_run(trainer.run.folder, client=given[1], data=federation, strategy=copy.deepcopy(given[0]))
+    assert_scores(run, run.recorded.client_values("test/acc"))
+    last = trainer.run.scores[""]
+    value_C, weight_C = last.extras["test/acc"].unbind(dim=1)
+    scored = {federation.registry.names[c]: float(value_C[i] / weight_C[i]) for i, c in enumerate(last.clients)}
+    run = fl.load_run(
+        trainer.run.folder, checkpoint="last", client=make_model(kind, dropout=0.5), data=federation, strategy=given[0]
+    )
+    assert run.round_idx == 1
+    assert_scores(run, scored)
+
+
+def assert_scores(run: Any, reported: dict[str, float]) -> None:
+    """Predictions and models, unless they are refused, score what was reported for each client."""
     assert len(reported) == 5
     for name, predicted in run.predictions().items():
         data = run.data(name)
@@ -71,7 +88,7 @@ def test_every_client_scores_what_was_reported(kind, federation, make_model, mak
             with torch.no_grad():
                 assert accuracy(model(data.x_NF, data.edge_index_2E), data) == pytest.approx(reported[name], abs=1e-5)
         else:
-            assert model.startswith(f"{kind.__name__} predicts with")
+            assert model.startswith(f"{run.strategy} predicts with")
 
 
 def client_or_refusal(run: Any, name: str) -> Any:
@@ -97,8 +114,10 @@ def test_a_file_gives_the_model_back(federation, make_model, make_trainer, tmp_p
     assert run.same(run.global_model(), loaded, run.names[2])  # FedAvg has one model
     with pytest.raises(ValueError, match="there is no training client 'nobody': give one of client"):
         run.client("nobody")
-    with pytest.raises(ValueError, match=r"give the name of a file for torch.*such as model.pt"):
-        export(run, run.names[0], tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"give the name of a file for torch or safetensors.*such as model.pt"):
+        export(run, run.names[0], tmp_path / "model.onnx")
+    export(run, run.names[2], tmp_path / "other" / "model.safetensors")
+    assert run.same(runpy.run_path(str(tmp_path / "other" / "load_model.py"))["load"](), loaded, run.names[2])
     (tmp_path / "load_mine.py").write_text("mine")
     with pytest.raises(ValueError, match=r"load_mine.py, which would load the model, is there already"):
         export(run, run.names[0], tmp_path / "mine.pt")

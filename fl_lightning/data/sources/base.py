@@ -104,6 +104,10 @@ class Source(Counted, ABC):
         names = allocation.class_names
         return PartitionTable.from_examples(allocation.clients, num_classes=allocation.num_outputs, class_names=names)
 
+    def preparation_of(self, client: int) -> Preparation:
+        """How the graphs of a client are prepared, for new graphs of the same kind; without graphs not at all."""
+        return NOTHING_MORE
+
     def whole_graph(self, asked: Asked) -> Data:
         """The prepared global graph that clients have parts of.
 
@@ -168,6 +172,10 @@ class GraphSource(Source):
         """The raw graph and the prepared one; graphs that are a client each were prepared one by one, as they say."""
         raw = self.load(root, cache_dir)
         return raw, prepare_graph(raw, self.what_is_left, str(self), warns=not self.benchmark)
+
+    def preparation_of(self, client: int) -> Preparation:
+        """The settings."""
+        return self.preparation
 
     @property
     def what_is_left(self) -> Preparation:

@@ -64,6 +64,10 @@ class GraphSetSource(Source):
         """What is done to each graph."""
         return Preparation(normalize_features=False, largest_component=False, undirected=self.undirected)
 
+    def preparation_of(self, client: int) -> Preparation:
+        """The same for all."""
+        return self.preparation
+
     def identity(self) -> dict[str, Any]:
         """What the graphs depend on, as JSON-ready values; their content is part of the partition's hash."""
         return {"source": type(self).__name__, "undirected": self.undirected, "max_degree": self.max_degree}

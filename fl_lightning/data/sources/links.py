@@ -24,7 +24,7 @@ from fl_lightning.data.partition.partitioners import Partitioner
 from fl_lightning.data.partition.record import PartitionRecord
 from fl_lightning.data.partition.subgraphs import client_graphs
 from fl_lightning.data.partition.table import PartitionTable
-from fl_lightning.data.preparation import dropped, prepare_graph
+from fl_lightning.data.preparation import Preparation, dropped, prepare_graph
 from fl_lightning.data.settings import check_size
 from fl_lightning.data.sources.array_file import one_line
 from fl_lightning.data.sources.base import GraphSource, Source
@@ -110,6 +110,25 @@ class Links(Source):
     def is_cut_by(self, partitioner: Partitioner | None) -> bool:
         """As for the graph."""
         return self.source.is_cut_by(partitioner)
+
+    def preparation_of(self, client: int) -> Preparation:
+        """That of the graph."""
+        return self.source.preparation_of(client)
+
+    def described(self, graph: ClientGraph, num_nodes: int) -> ClientGraph:
+        """A graph with the features of the setting, along the edges that it has.
+
+        Args:
+            graph: The graph, with features of its own.
+            num_nodes: Nodes of the global graph.
+        """
+        if self.features == "own":
+            return graph
+        if self.features == "structure":
+            return dataclasses.replace(graph, x_NF=structure_features(graph.edge_index_2E, graph.num_nodes))
+        x_NF = torch.zeros(graph.num_nodes, num_nodes)
+        x_NF[torch.arange(graph.num_nodes), graph.node_idx_N] = 1.0
+        return dataclasses.replace(graph, x_NF=x_NF)
 
     def whole_graph(self, asked: Asked) -> Data:
         """The prepared graph, with all links."""
@@ -197,16 +216,9 @@ class Links(Source):
             edge_attr_EK=None if graph.edge_attr_EK is None else graph.edge_attr_EK[sends_E],
             y_N=torch.full((graph.num_nodes,), -1),
         )
-        if self.features == "structure":
-            x_NF = structure_features(sending.edge_index_2E, graph.num_nodes)
-            sending = dataclasses.replace(sending, x_NF=x_NF)
-        elif self.features == "identity":
-            x_NF = torch.zeros(graph.num_nodes, num_nodes)
-            x_NF[torch.arange(graph.num_nodes), graph.node_idx_N] = 1.0
-            sending = dataclasses.replace(sending, x_NF=x_NF)
         return ClientPairs(
             name=graph.name,
-            graph=sending,
+            graph=self.described(sending, num_nodes),
             pair_P2=pair_P3[:, :2].contiguous(),
             candidate_M2=candidate_M2,
             y_N=(pair_P3[:, 2:] > 0).float(),

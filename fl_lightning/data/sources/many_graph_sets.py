@@ -12,6 +12,7 @@ from fl_lightning.data.allocation import Allocation, Asked, digest_of, split_exa
 from fl_lightning.data.edge_data import same_edge_data
 from fl_lightning.data.graph_sets import PreparedGraphs
 from fl_lightning.data.partition.table import PartitionTable
+from fl_lightning.data.preparation import Preparation
 from fl_lightning.data.sources.base import Source
 from fl_lightning.data.sources.examples import client_names
 from fl_lightning.data.sources.graph_sets import GraphSetSource, InMemoryGraphSet, content, table_of, task_and_targets
@@ -49,6 +50,10 @@ class ManyGraphSets(Source):
         self.sources = sources
         self.names = client_names("client", len(sources)) if names is None else tuple(names)
         self.own_outputs = own_outputs
+
+    def preparation_of(self, client: int) -> Preparation:
+        """That of the client's own set."""
+        return self.sources[client].preparation
 
     def identity(self) -> dict[str, Any]:
         """The sets, with the names of the clients; the graphs themselves are part of the partition's hash."""

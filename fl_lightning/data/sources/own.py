@@ -6,6 +6,7 @@ from typing import Any
 
 from torch_geometric.data import Data
 
+from fl_lightning.data.preparation import Preparation
 from fl_lightning.data.sources.base import FileSource, GraphSource, Source
 from fl_lightning.data.sources.graph_sets import GraphSetSource
 from fl_lightning.data.sources.joined import GRAPH, Part, joined
@@ -83,6 +84,10 @@ class ManyGraphs(GraphSource):
             )
             for idx, source in enumerate(self.sources)
         )
+
+    def preparation_of(self, client: int) -> Preparation:
+        """That of the client's own source."""
+        return self.sources[client].preparation
 
     def _title(self, idx: int) -> str:
         """What messages call one of the graphs."""

@@ -1,0 +1,273 @@
+"""New data for a trained model: a file, or what it would hold, in the form of a client's data.
+
+Shape legend: N examples, H labels or numbers of a target.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from fl_lightning.batches.client_data import ClientData
+from fl_lightning.batches.client_examples import ClientExamples
+from fl_lightning.batches.client_graph import ClientGraph
+from fl_lightning.batches.graph_sets import ClientGraphs
+from fl_lightning.batches.pairs import ClientPairs
+from fl_lightning.data import Links, Source
+from fl_lightning.data.graph_sets import LoadedGraphs, prepared_graphs
+from fl_lightning.data.preparation import Preparation, prepare_graph
+from fl_lightning.data.sources.array_file import reading
+from fl_lightning.data.sources.base import allow_pickled_graphs
+from fl_lightning.data.targets import checked_targets
+from fl_lightning.federation import ClientRegistry
+from fl_lightning.tasks.targets import Labels
+
+#: What messages call the new data.
+NAME = "the new data"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Like:
+    """What new data have to be like.
+
+    Attributes:
+        client_data: The data of a client of the run.
+        registry: The clients of the run.
+        source: Where its data come from.
+        preparation: How that client's graphs were prepared; components of new graphs are all kept.
+    """
+
+    client_data: ClientData
+    registry: ClientRegistry
+    source: Source
+    preparation: Preparation
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs that the client's examples can have."""
+        return self.client_data.num_outputs or self.registry.num_outputs
+
+    @property
+    def kind(self) -> str:
+        """What is predicted: classes, labels or numbers."""
+        target = self.registry.task.target
+        return "labels" if isinstance(target, Labels) else target.name  # pairs are linked or not
+
+    def targets(self, y: Any, size: int) -> Tensor:
+        """The targets, unknown ones included, in the form of the client's.
+
+        Raises:
+            ValueError: They are of another kind or number, or of a class that the run does not have.
+        """
+        task = self.registry.task
+        width = self.client_data.y_N.shape[1:]
+        if y is None or _nothing_known(torch.as_tensor(y)):
+            return torch.full((size, *width), torch.nan) if width else torch.full((size,), -1)
+        y_N = checked_targets(torch.as_tensor(y), size, NAME, given=self.kind, example=task.example)
+        if y_N.shape[1:] != width:
+            raise ValueError(f"{NAME}: y has shape {tuple(y_N.shape)}; the run's clients have {width[0]} {self.kind}")
+        if not width and int(y_N.max()) >= self.num_outputs:
+            raise ValueError(
+                f"{NAME}: y has class {int(y_N.max())}, but the run's classes are 0 to {self.num_outputs - 1}"
+            )
+        return y_N
+
+    def roles(self, y_N: Tensor, train_mask: Any) -> dict[str, Any]:
+        """The masks: an example with a known target trains, unless the mask of those that do leaves it for testing."""
+        known_N = self.registry.task.target.strata(y_N) >= 0
+        train_N = known_N
+        if train_mask is not None:
+            given = torch.as_tensor(train_mask)
+            if given.dtype != torch.bool or given.shape != known_N.shape:
+                raise ValueError(
+                    f"{NAME}: train_mask is {given.dtype} of shape {tuple(given.shape)}; give true or false for each "
+                    f"of {len(known_N)} {self.registry.task.examples}"
+                )
+            train_N = known_N & given
+        return {
+            "train_mask_N": train_N,
+            "val_mask_N": torch.zeros_like(known_N),
+            "test_mask_N": known_N & ~train_N,
+        }
+
+    def check(self, new: ClientData) -> None:
+        """Compare features and what edges carry.
+
+        Raises:
+            ValueError: They differ.
+        """
+        if new.num_features != self.client_data.num_features:
+            raise ValueError(
+                f"{NAME} has {new.num_features} features, the run's clients have {self.client_data.num_features}: give "
+                "the same, in the same order"
+            )
+        for key, words in (("has_edge_weights", "edge_weight"), ("num_edge_attributes", "edge_attr")):
+            has, had = (each.edge_facts.get(key, 0) for each in (new, self.client_data))
+            if has != had:
+                raise ValueError(f"{NAME} must have the {words} that the run's graphs have: {had}, not {has}")
+
+
+def read_new(path: Path) -> Any:
+    """What a file holds: a graph, a list of graphs, a tensor, or tensors by name.
+
+    Raises:
+        ValueError: It is no such file.
+    """
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}: write one with torch.save(data, {path.name!r})")
+    expected = "a torch_geometric Data, a list of them, or tensors, that loads with weights_only=True"
+    with reading(path, expected), allow_pickled_graphs():
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+    if isinstance(saved, list):
+        return [_graph_or_given(each) for each in saved]
+    return _graph_or_given(saved)
+
+
+def _graph_or_given(saved: Any) -> Any:
+    return Data.from_dict(saved) if isinstance(saved, dict) and "edge_index" in saved else saved
+
+
+@functools.singledispatch
+def as_client_data(client_data: ClientData, new: Any, like: Like) -> ClientData:
+    """New data in the form of a client's.
+
+    Args:
+        client_data: The client's, whose class says what is expected: a graph; a list of graphs; rows as a tensor, or
+            ``x`` and perhaps ``y`` and ``train_mask`` by name; or a graph whose ``edge_label_index`` (2, P) are the
+            pairs in question.
+        new: What is given; ``y`` may be missing, or unknown for some examples.
+        like: What it has to be like.
+
+    Raises:
+        ValueError: It is something else, or does not fit.
+    """
+    raise ValueError(f"there are no new data for {type(client_data).__name__}")
+
+
+@as_client_data.register
+def _(client_data: ClientGraph, new: Any, like: Like) -> ClientData:
+    graph = _graph(new)
+    plain = _prepared(graph, like.preparation)
+    y_N = like.targets(graph.get("y"), int(plain.num_nodes or 0))
+    return ClientGraph(
+        name="new",
+        num_outputs=client_data.num_outputs,
+        y_N=y_N,
+        **like.roles(y_N, graph.get("train_mask")),
+        **_edges_of(plain),
+    )
+
+
+@as_client_data.register
+def _(client_data: ClientGraphs, new: Any, like: Like) -> ClientData:
+    if not isinstance(new, Sequence) or not all(isinstance(each, Data) for each in new):
+        raise ValueError(f"{NAME} is {_said(new)}: give a list of graphs, torch_geometric.data.Data")
+    given = [each.get("y") for each in new]
+    y = None if all(each is None for each in given) else _stacked(given, client_data.y_N)
+    y_N = like.targets(y, len(new))
+    marks = [each.get("train_mask") for each in new]
+    roles = like.roles(y_N, None if None in marks else [bool(mark) for mark in marks])
+    blank = [Data(**{**each.to_dict(), "y": torch.zeros(1)}) for each in new]
+    loaded = LoadedGraphs(graphs=blank)
+    degrees = getattr(like.source, "max_degree", None)
+    prepared = prepared_graphs(loaded, dataclasses.replace(like.preparation, largest_component=False), NAME, degrees)
+    width = client_data.union.num_features if like.registry.own_inputs else None
+    whole = torch.arange(len(new))
+    made = prepared.client(
+        "new", whole, y_N, torch.zeros(len(new)), num_features=width, num_outputs=client_data.num_outputs
+    )
+    return dataclasses.replace(made, **roles)
+
+
+@as_client_data.register
+def _(client_data: ClientPairs, new: Any, like: Like) -> ClientData:
+    graph = _graph(new)
+    pairs = graph.get("edge_label_index")
+    if not isinstance(pairs, Tensor) or pairs.dim() != 2 or len(pairs) != 2 or pairs.is_floating_point():
+        raise ValueError(f"{NAME} has no edge_label_index: give the pairs of nodes in question, int64 (2, pairs)")
+    if not isinstance(like.source, Links) or like.source.features == "identity":
+        raise ValueError(
+            "the run's nets have an embedding for each node of their graph (features: identity), and none for new nodes"
+        )
+    if graph.get("x") is None and like.source.features == "structure":
+        graph.x = torch.ones(int(graph.num_nodes or 0), 1)
+    plain = _prepared(graph, like.preparation)
+    num_nodes = int(plain.num_nodes or 0)
+    if pairs.numel() and not 0 <= int(pairs.min()) <= int(pairs.max()) < num_nodes:
+        raise ValueError(f"{NAME}: edge_label_index names nodes beyond 0 to {num_nodes - 1}")
+    nobody = torch.zeros(num_nodes, dtype=torch.bool)
+    masks: dict[str, Any] = dict.fromkeys(("train_mask_N", "val_mask_N", "test_mask_N"), nobody)
+    sending = ClientGraph(name="new", y_N=torch.full((num_nodes,), -1), **masks, **_edges_of(plain))
+    pair_P2 = pairs.long().sort(dim=0).values.t().contiguous()
+    y_P = like.targets(graph.get("edge_label"), len(pair_P2))
+    without_M2 = pair_P2[y_P[:, 0] == 0]
+    return ClientPairs(
+        name="new",
+        graph=like.source.described(sending, num_nodes),
+        pair_P2=pair_P2,
+        candidate_M2=without_M2 if len(without_M2) else pair_P2[:1],
+        y_N=y_P,
+        **like.roles(y_P, graph.get("train_mask")),
+    )
+
+
+@as_client_data.register
+def _(client_data: ClientExamples, new: Any, like: Like) -> ClientData:
+    given = new if isinstance(new, Mapping) else {"x": new}
+    x = given.get("x")
+    if not isinstance(x, Tensor) or x.dim() < 2 or not len(x) or x.is_complex() or not bool(x.isfinite().all()):
+        raise ValueError(f"{NAME} is {_said(new)}: give finite numbers x, a row for each example, or x and y by name")
+    y_N = like.targets(given.get("y"), len(x))
+    return ClientExamples(name="new", x_NX=x.float(), y_N=y_N, **like.roles(y_N, given.get("train_mask")))
+
+
+def numbers_of(new: ClientData) -> Tensor:
+    """The user's numbers of the examples: their places, or of pairs both nodes."""
+    return new.pair_P2 if isinstance(new, ClientPairs) else torch.arange(new.size)
+
+
+def _nothing_known(y: Tensor) -> bool:
+    return bool(y.isnan().all()) if y.is_floating_point() else bool((y < 0).all())
+
+
+def _graph(new: Any) -> Data:
+    if not isinstance(new, Data):
+        raise ValueError(f"{NAME} is {_said(new)}: give one graph, a torch_geometric.data.Data")
+    return new
+
+
+def _prepared(graph: Data, preparation: Preparation) -> Data:
+    """A graph without its targets, as the run's are prepared."""
+    blank = Data(**{**graph.to_dict(), "y": torch.zeros(int(graph.num_nodes or 0), dtype=torch.int64), "task": None})
+    return prepare_graph(blank, dataclasses.replace(preparation, largest_component=False), NAME, may_lack_edges=True)
+
+
+def _edges_of(plain: Data) -> dict[str, Any]:
+    """Features and edges of a prepared graph by the names of a client's."""
+    return {
+        "x_NF": plain.x,
+        "edge_index_2E": plain.edge_index,
+        "node_idx_N": torch.arange(len(plain.x)),
+        "edge_weight_E": plain.get("edge_weight"),
+        "edge_attr_EK": plain.get("edge_attr"),
+    }
+
+
+def _stacked(given: Sequence[Any], y_N: Tensor) -> Tensor:
+    """The targets of graphs, some of which may have none."""
+    width = y_N.shape[1] if y_N.dim() > 1 else 1
+    unknown = torch.full((width,), torch.nan if y_N.dim() > 1 else -1.0)
+    rows = [unknown if each is None else torch.as_tensor(each).reshape(-1).float() for each in given]
+    if strangers := [index for index, row in enumerate(rows) if len(row) != width]:
+        raise ValueError(f"{NAME}: graph {strangers[0]} has {len(rows[strangers[0]])} targets; the run's have {width}")
+    stacked = torch.stack(rows)
+    return stacked if y_N.dim() > 1 else stacked.flatten()
+
+
+def _said(new: Any) -> str:
+    return f"{type(new).__name__} of shape {tuple(new.shape)}" if isinstance(new, Tensor) else f"a {type(new).__name__}"

@@ -1,0 +1,40 @@
+"""Predict new data with the model of a run: ``fl-train predict RUN --data FILE --client NAME``."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the verb; returns the exit code, 2 for a mistake of the user's."""
+    parser = argparse.ArgumentParser(
+        prog="fl-train predict",
+        description="Predict new nodes, graphs, links or examples with a trained model. (fl-train predict --config ... "
+        "predicts those that the clients have.)",
+    )
+    parser.add_argument("run", metavar="RUN", help="folder of a run, such as runs/quickstart/version_0")
+    parser.add_argument("--data", required=True, metavar="FILE", help="graphs or tensors, written by torch.save")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--client", metavar="NAME", help="the client whose model predicts")
+    which.add_argument("--global", action="store_true", dest="server", help="the server's model, for a new client")
+    parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="which round (default: best)")
+    parser.add_argument(
+        "--finetune", type=int, default=0, metavar="EPOCHS", help="train on the new examples with a target beforehand"
+    )
+    parser.add_argument(
+        "--to", default="predictions.csv", metavar="FILE", help="the file of predictions (default: %(default)s)"
+    )
+    given = parser.parse_args(arguments)
+    from fl_lightning.trained.loading import load_run
+
+    try:
+        run = load_run(given.run, checkpoint=given.checkpoint)
+        data = run.new_data(given.data, given.client)
+        predicted = run.predict(data, given.client, num_finetune_epochs=given.finetune)
+        run.write_predictions(Path(given.to), data, predicted)
+    except (ValueError, OSError) as error:
+        sys.stderr.write(f"fl-train predict: error: {error}\n")
+        return 2
+    print(f"{len(predicted)} predictions in {given.to}: {run.strategy} after round {run.round_idx}")
+    return 0

@@ -1,0 +1,150 @@
+"""Trained models predict new data of every task, as the run's own, and bad data are refused by name."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import task_data
+import torch
+from line_clients import Lines
+from torch_geometric.data import Data
+
+import fl_lightning as fl
+from fl_lightning.callbacks import FederatedCheckpoint, RunReport
+from fl_lightning.command_line import main
+from fl_lightning.strategies import APFL, FedAvg, Local, Strategy
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def loaded(make_trainer: Any, data: Any, strategy: type[Strategy] = FedAvg) -> Any:
+    """A run of one round."""
+    trainer = make_trainer(num_rounds=1, callbacks=[FederatedCheckpoint(every_seconds=0), RunReport()])
+    trainer.fit(fl.ClientModule(), data, strategy(num_epochs=1))
+    return fl.load_run(trainer.run.folder, client=fl.ClientModule(), data=data, strategy=strategy(num_epochs=1))
+
+
+@pytest.fixture
+def run(federation, make_trainer) -> Any:
+    return loaded(make_trainer, federation)
+
+
+def graph_of(data: Any, **more: Any) -> Data:
+    return Data(x=data.x_NF, edge_index=data.edge_index_2E, **more)
+
+
+def test_a_clients_own_graph_is_predicted_as_it_was(run) -> None:
+    for name in run.names[:2]:
+        data = run.data(name)
+        assert torch.allclose(run.predict(graph_of(data), name), run.predictions()[name], atol=1e-6)
+        assert torch.allclose(run.predict(graph_of(data)), run.predictions()[name], atol=1e-6)  # FedAvg has one model
+
+
+def test_fine_tuning_learns_the_new_targets_and_leaves_the_run_as_it_was(run) -> None:
+    data = run.data(run.names[0])
+    turned = (data.y_N.clamp(min=0) + 1) % 3
+    new = graph_of(data, y=turned)
+    before = run.predict(new)
+    tuned = run.predict(new, num_finetune_epochs=60)
+    right = [float((each.argmax(dim=1) == turned).float().mean()) for each in (before, tuned)]
+    assert right[1] > right[0] + 0.2
+    assert torch.equal(run.predict(new), before)
+    assert torch.equal(run.predict(new, num_finetune_epochs=60), tuned)
+    few = torch.zeros(data.size, dtype=torch.bool)
+    few[:4] = True
+    made = run.new_data(graph_of(data, y=turned, train_mask=few))
+    assert made.train_mask_N.equal(few)
+    assert made.test_mask_N.equal(~few)
+
+
+def test_what_does_not_fit_is_named(run, tmp_path) -> None:
+    data = run.data(run.names[0])
+    for new, message in (
+        (tmp_path / "none.pt", "there is no file"),
+        (torch.zeros(3, 6), "the new data is Tensor of shape .3, 6.: give one graph"),
+        (Data(x=torch.ones(3, 4), edge_index=torch.zeros(2, 0).long()), "has 4 features, the run's clients have 6"),
+        (graph_of(data, y=torch.full((data.size,), 3)), "y has class 3, but the run's classes are 0 to 2"),
+        (graph_of(data, y=data.y_N, train_mask=torch.ones(2)), "train_mask is torch.float32 of shape .2,."),
+        (
+            graph_of(data, edge_weight=torch.ones(data.num_edges)),
+            "must have the edge_weight that the run",
+        ),
+        (Data(x=data.x_NF), "has no edge_index"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run.predict(new)
+    with pytest.raises(ValueError, match="nothing to fine-tune on: give y"):
+        run.predict(graph_of(data), num_finetune_epochs=1)
+    with pytest.raises(ValueError, match="num_finetune_epochs must be at least 0, got -1"):
+        run.predict(graph_of(data), num_finetune_epochs=-1)
+    (tmp_path / "bad.pt").write_bytes(b"no")
+    with pytest.raises(ValueError, match=r"bad.pt cannot be read"):
+        run.predict(tmp_path / "bad.pt")
+
+
+def test_a_method_without_a_model_for_new_clients(federation, make_trainer) -> None:
+    run = loaded(make_trainer, federation, Local)
+    data = run.data(run.names[1])
+    with pytest.raises(ValueError, match="Local left each client a model of its own"):
+        run.predict(graph_of(data))
+    run = loaded(make_trainer, federation, APFL)
+    with pytest.raises(ValueError, match="APFL computes outputs by a rule of its own, so that it cannot be fine-tuned"):
+        run.predict(graph_of(data, y=data.y_N), run.names[1], num_finetune_epochs=1)
+
+
+def test_graphs(make_trainer, tmp_path) -> None:
+    data = task_data.graph_data(batch_size=4, cache_dir=str(tmp_path))
+    run = loaded(make_trainer, data)
+    graphs = task_data.graphs_of()[1]
+    unlabeled = [Data(x=g.x, edge_index=g.edge_index, edge_weight=g.edge_weight) for g in graphs]
+    torch.save(unlabeled, tmp_path / "new.pt")
+    assert torch.allclose(run.predict(tmp_path / "new.pt", run.names[1]), run.predictions()[run.names[1]], atol=1e-6)
+    assert run.predict(graphs, num_finetune_epochs=2).shape == (len(graphs), 2)
+    with pytest.raises(ValueError, match="the new data is a Data: give a list of graphs"):
+        run.predict(graphs[0])
+
+
+def test_links(make_trainer, tmp_path) -> None:
+    run = loaded(make_trainer, task_data.link_data(tmp_path))
+    data = run.data(run.names[0])
+    new = Data(x=data.graph.x_NF, edge_index=data.graph.edge_index_2E, edge_label_index=data.pair_P2.t())
+    assert torch.allclose(run.predict(new, run.names[0]), run.predictions()[run.names[0]], atol=1e-6)
+    made = run.new_data(new)
+    run.write_predictions(tmp_path / "links.csv", made, run.predict(made))
+    rows = list(csv.DictReader((tmp_path / "links.csv").open()))
+    assert [int(rows[0]["source"]), int(rows[0]["target"])] == data.pair_P2[0].tolist()
+    assert rows[0]["linked"] == ""
+    new.edge_label = data.y_N[:, 0]
+    assert run.predict(new, num_finetune_epochs=1).shape == (data.size, 1)
+    with pytest.raises(ValueError, match="has no edge_label_index: give the pairs"):
+        run.predict(Data(x=data.graph.x_NF, edge_index=data.graph.edge_index_2E))
+
+
+def test_rows(make_trainer, tmp_path) -> None:
+    data = fl.FederatedDataModule(Lines(), cache_dir=str(tmp_path))
+    data.setup()
+    run = loaded(make_trainer, data)
+    rows = run.data(run.names[0]).x_NX
+    assert torch.allclose(run.predict(rows, run.names[0]), run.predictions()[run.names[0]], atol=1e-6)
+    with pytest.raises(ValueError, match="give finite numbers x, a row for each example"):
+        run.predict(rows[0])
+
+
+@pytest.mark.full
+def test_the_command(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FL_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
+    small = ["--trainer.num_rounds", "1", "--data.source.init_args.num_nodes", "240"]
+    assert main(["fit", "--config", str(ROOT / "configs/quickstart.yaml"), *small]) == 0
+    data = fl.load_run("runs/quickstart/version_0").data("client-03")
+    torch.save(graph_of(data, y=data.y_N).to_dict(), "new.pt")
+    command = ["predict", "runs/quickstart/version_0", "--data", "new.pt", "--client", "client-03"]
+    assert main([*command, "--finetune", "2"]) == 0
+    with open("predictions.csv", newline="") as file:
+        assert len(list(csv.DictReader(file))) == data.size
+    assert "predictions in predictions.csv: FedSheafHN after round 0" in capsys.readouterr().out
+    assert main([*command[:-1], "nobody"]) == 2
+    assert "there is no training client 'nobody'" in capsys.readouterr().err
