@@ -20,6 +20,8 @@ from fl_lightning.data import (
 from fl_lightning.run.predictions import Predicted, write_predictions
 
 NODES, FEATURES = 60, 5
+#: What is set on ``Links``, not on the data module.
+LINK_SETTINGS = ("negatives", "num_negatives", "features", "message_fraction")
 
 
 def ring(num_nodes: int) -> torch.Tensor:
@@ -105,9 +107,22 @@ def link_graph(num_nodes: int = 90) -> Data:
     return Data(x=x, edge_index=torch.cat([pairs, pairs[:, :9], pairs[:, 9:20].flip(0)], dim=1), membership=membership)
 
 
+def relational_graph(num_nodes: int = 90) -> Data:
+    """Three clients whose nodes are of two kinds: links of the relation 0 join like, those of 1 unlike nodes."""
+    draw = torch.Generator().manual_seed(6)
+    nodes = torch.arange(num_nodes)
+    kind = nodes % 2
+    x = 0.1 * torch.randn(num_nodes, FEATURES, generator=draw)
+    x[:, :2] += torch.nn.functional.one_hot(kind, 2)
+    pairs = torch.randint(num_nodes, (2, 12 * num_nodes), generator=draw)
+    pairs = pairs[:, (pairs[0] * 3 // num_nodes == pairs[1] * 3 // num_nodes) & (pairs[0] != pairs[1])]
+    relation = (kind[pairs[0]] != kind[pairs[1]]).long()
+    return Data(x=x, edge_index=pairs, edge_type=relation, membership=nodes * 3 // num_nodes)
+
+
 def link_data(folder: Path, partitioner: Any = None, *, source: Any = None, **settings: Any) -> FederatedDataModule:
     """Three clients of that graph and their links."""
-    links = {name: settings.pop(name) for name in ("negatives", "features", "message_fraction") if name in settings}
+    links = {name: settings.pop(name) for name in LINK_SETTINGS if name in settings}
     links |= {"pool_size": settings.pop("pool_size", 60)}
     data = FederatedDataModule(
         Links(source or InMemorySource(link_graph()), **links),

@@ -31,11 +31,14 @@ class ClientPairs(ClientData):
             them. Its nodes have no roles.
         pair_P2: The two nodes of each pair, the smaller first, int64.
         candidate_M2: Pairs without a link from which the steps of training draw; none is in a validation or test pool.
+        relation_P: The relation of each pair, int64: of a link its own, of a pair without a link that of a link with
+            the same role, with which it is compared. None if all links are alike.
     """
 
     graph: ClientGraph
     pair_P2: Tensor
     candidate_M2: Tensor
+    relation_P: Tensor | None = None
 
     @property
     def inputs(self) -> Tensor:
@@ -79,11 +82,13 @@ class PairBatch(GraphBatch, DrawnBatch):
         pair: The two nodes of each pair, int64 (C, P, 2); any for padding.
         candidate: Pairs that negatives are drawn from, int64 (C, M, 2).
         candidate_mask: Candidates that are not padding (C, M).
+        relation: The relation of each pair, int64 (C, P); None if all links are alike.
     """
 
     pair: Tensor = field(metadata=EXAMPLES)
     candidate: Tensor = field(metadata=CANDIDATES)
     candidate_mask: Tensor = field(metadata=CANDIDATES)
+    relation: Tensor | None = field(default=None, metadata=EXAMPLES)
 
     def masks(self) -> dict[str, Tensor]:
         """Also that of the candidates."""
@@ -107,7 +112,7 @@ class PairBatch(GraphBatch, DrawnBatch):
             yield batch._with_drawn_negatives()
 
     def _with_drawn_negatives(self) -> "PairBatch":
-        """The training pairs without a link replaced; what a pair becomes does not depend on padding."""
+        """Other training pairs without a link, with the same relations; what they become does not depend on padding."""
         share_P = random_uniform(subkey(self.key, "negatives"), self.pair.shape[-2], 1).squeeze(-1)
         place_P = (share_P * self.candidate_mask.sum(dim=-1, keepdim=True)).long()
         drawn_P2 = self.candidate.gather(-2, place_P.unsqueeze(-1).expand_as(self.pair))
@@ -141,8 +146,13 @@ class PairCollator(DrawnCollator):
         return PairBatch(
             pair=pad([each.pair_P2 for each in members], self.device),
             candidate=pad([each.candidate_M2 for each in members], self.device),
+            relation=self._relations(members),
             candidate_mask=pad([torch.ones(len(each.candidate_M2), dtype=torch.bool) for each in members], self.device),
             **common_fields(members, device=self.device, dtype=self.dtype),
             **nodes.graph_fields(graphs),
             **self.drawing,
         )
+
+    def _relations(self, members: Sequence[ClientPairs]) -> Tensor | None:
+        known = [each.relation_P for each in members if each.relation_P is not None]
+        return pad(known, self.device) if known else None

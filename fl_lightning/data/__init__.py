@@ -27,6 +27,7 @@ from fl_lightning.data.sources.many_graph_sets import GraphSets, ManyGraphSets
 from fl_lightning.data.sources.molecules import AqSolDB, MoleculeSource, Tox21
 from fl_lightning.data.sources.natural import PyGGraphs, TwitchSource
 from fl_lightning.data.sources.ogb import OgbSource
+from fl_lightning.data.sources.ogb_links import OgbLinkSource
 from fl_lightning.data.sources.own import InMemorySource, ManyGraphs
 from fl_lightning.data.sources.pyg import (
     AmazonSource,
@@ -95,6 +96,7 @@ __all__ = [
     "MetisPartitioner",
     "MetisPlusPartitioner",
     "MoleculeSource",
+    "OgbLinkSource",
     "OgbSource",
     "OverlappingMetisPartitioner",
     "PartitionTable",

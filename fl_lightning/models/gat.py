@@ -25,6 +25,18 @@ from fl_lightning.models.readout import PooledStack, Readout, ReadoutKind
 SLOPE = 0.2
 
 
+def check_heads(hidden_channels: int, num_heads: int) -> None:
+    """Refuse a width that the heads cannot share.
+
+    Raises:
+        ValueError: It is not a multiple of their number.
+    """
+    if hidden_channels % num_heads:
+        raise ValueError(
+            f"hidden_channels={hidden_channels} is impossible: set it to a multiple of num_heads={num_heads}"
+        )
+
+
 class GATConvolution(nn.Module):
     """One convolution of :class:`GAT`.
 
@@ -103,10 +115,7 @@ class GAT(PooledStack):
         pooling: ReadoutKind = "mean",
     ) -> None:
         check_widths(hidden_channels=hidden_channels, num_layers=num_layers, num_heads=num_heads)
-        if hidden_channels % num_heads:
-            raise ValueError(
-                f"hidden_channels={hidden_channels} is impossible: set it to a multiple of num_heads={num_heads}"
-            )
+        check_heads(hidden_channels, num_heads)
         widths = layer_widths(in_channels, hidden_channels, num_layers)
         super().__init__((GATConvolution(*pair, num_heads) for pair in widths), dropout=check_dropout(dropout))
         self.readout = Readout(hidden_channels, pooling)

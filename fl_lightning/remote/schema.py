@@ -176,7 +176,9 @@ def _task(fact: Any) -> str:
     name = fact.get("name") if isinstance(fact, Mapping) else None
     if not isinstance(name, str) or name not in TASKS:
         return f"must be one of {', '.join(TASKS)}"
-    return record(name=text(), **{setting.name: flag for setting in dataclasses.fields(TASKS[name])})(fact)
+    settings = {each.name: each.default for each in dataclasses.fields(TASKS[name])}
+    counted = {setting: flag if isinstance(value, bool) else _WIDTH for setting, value in settings.items()}
+    return record(name=text(), **counted)(fact)
 
 
 _CLIENT = whole(0, MOST_CLIENTS - 1)

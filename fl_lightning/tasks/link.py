@@ -1,6 +1,7 @@
 """The task on pairs of nodes."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -20,7 +21,13 @@ from fl_lightning.tasks.targets import Target
 
 @dataclass(frozen=True, kw_only=True)
 class LinkPrediction(Task):
-    """Whether two nodes of a client's graph are linked (:class:`~fl_lightning.batches.ClientPairs`)."""
+    """Whether two nodes of a client's graph are linked (:class:`~fl_lightning.batches.ClientPairs`).
+
+    Attributes:
+        num_relations: Kinds of links; 1 if all are alike.
+    """
+
+    num_relations: int = 1
 
     examples = "pairs"
     example = "pair"
@@ -59,16 +66,25 @@ class LinkPrediction(Task):
     def default_net(
         self, num_features: int | tuple[int, ...], local: type[nn.Module] | None = None
     ) -> Callable[..., nn.Module]:
-        """The strategy's own, if it reads pairs, or a GCN with a decoder."""
-        return local if local is not None and getattr(local, "pools", False) else LinkGCN
+        """The strategy's own, if it reads pairs, or a GCN with a decoder, which tells relations apart."""
+        if local is not None and getattr(local, "pools", False):
+            return local
+        if self.num_relations == 1:
+            return LinkGCN
+        return functools.partial(LinkGCN, decoder="distmult", num_relations=self.num_relations)
 
     def check_net(self, net: nn.Module) -> None:
-        """Refuse a net whose outputs are for nodes."""
+        """Refuse a net whose outputs are for nodes, or that tells other relations apart."""
         if not getattr(net, "pools", False):
             raise ValueError(
                 "LinkPrediction needs a net with an output for each pair of nodes: set model.net to "
                 "fl_lightning.models.LinkGCN, or give a net of your own that pools (batch.pool multiplies the two ends "
                 "of each pair), with pools = True"
+            )
+        if (known := getattr(net, "num_relations", None)) not in (None, self.num_relations):
+            raise ValueError(
+                f"the net has num_relations={known}, but the links are of {self.num_relations} relations: set "
+                f"model.net.init_args.num_relations to {self.num_relations}"
             )
 
     def heuristics(self, clients: Sequence[Any]) -> dict[str, dict[str, float]]:

@@ -5,8 +5,8 @@ import json
 
 import pytest
 import torch
-from task_data import link_data, link_graph, rows_of_predictions
-from torch.optim import SGD
+from task_data import link_data, link_graph, relational_graph, rows_of_predictions
+from torch.optim import SGD, Adam
 from torch_geometric.data import Data
 
 from fl_lightning import ClientModule, SequentialExecutor, StackedExecutor
@@ -63,11 +63,22 @@ def test_steps_draw_negatives_by_key(batch_size, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    "net", [{}, {"encoder": "sage"}, {"decoder": "dot"}, {"dropout": 0.5, "batch_norm": True}], ids=str
+    "net",
+    [
+        {},
+        {"encoder": "sage"},
+        {"encoder": "gat", "num_heads": 2},
+        {"decoder": "dot"},
+        {"decoder": "distmult", "num_relations": 2},
+        {"dropout": 0.5, "batch_norm": True},
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("batch_size", [None, 40])
 def test_both_executors_agree(net, batch_size, make_trainer, assert_same, tmp_path) -> None:
-    data = link_data(tmp_path, batch_size=batch_size, features="identity" if "encoder" in net else "own")
+    graph = relational_graph() if "num_relations" in net else link_graph()
+    features = "identity" if "encoder" in net else "own"
+    data = link_data(tmp_path, source=InMemorySource(graph), batch_size=batch_size, features=features)
     runs = []
     for executor in (SequentialExecutor(), StackedExecutor(max_padding=0.9)):
         trainer = make_trainer(executor=executor, precision="64-true", num_rounds=2)
@@ -113,8 +124,11 @@ def test_nets_that_score_nodes_are_refused(make_trainer, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"encoder": "mlp"}, "encoder must be gcn or sage, got 'mlp'"),
-        ({"decoder": "cosine"}, "decoder must be hadamard or dot, got 'cosine'"),
+        ({"encoder": "mlp"}, "encoder must be gcn or sage or gat, got 'mlp'"),
+        ({"encoder": "gat", "hidden_channels": 6}, "hidden_channels=6 is impossible: set it to a multiple of num_head"),
+        ({"decoder": "cosine"}, "decoder must be hadamard or dot or distmult, got 'cosine'"),
+        ({"num_relations": 2}, "decoder 'hadamard' does not tell num_relations=2 apart: use 'distmult'"),
+        ({"num_relations": 0}, "num_relations=0 is impossible: set it to an integer of at least 1"),
         ({"decoder": "dot", "out_channels": 2}, "decoder 'dot' has one output for a pair, not 2: use 'hadamard'"),
     ],
 )
@@ -130,6 +144,52 @@ def test_the_dot_product_by_hand(tmp_path) -> None:
     z_ND = batch.adjacency.matrix.to_dense() @ batch.x @ net.convs[0].weight + net.convs[0].bias
     expected = (z_ND[batch.pair[:, 0]] * z_ND[batch.pair[:, 1]]).sum(dim=1, keepdim=True)
     torch.testing.assert_close(net(batch).logits, expected)
+
+
+def test_distmult_by_hand(tmp_path) -> None:
+    data = link_data(tmp_path, source=InMemorySource(relational_graph()))
+    assert data.task == LinkPrediction(num_relations=2)
+    batch = single(data.collator(data.clients, **CPU)([1]))
+    net = LinkGCN(5, 1, hidden_channels=4, num_layers=1, encoder="gat", decoder="distmult", num_relations=2).double()
+    with torch.no_grad():
+        net.relations.copy_(torch.tensor([[1.0, 2.0, 0.5, -1.0], [-1.0, 1.0, 3.0, 0.0]]))
+    z_ND = net.convs[0](None, batch)
+    first_PD, second_PD = z_ND[batch.pair].unbind(dim=1)
+    expected = (first_PD * net.relations[batch.relation] * second_PD).sum(dim=1, keepdim=True)
+    torch.testing.assert_close(net(batch).logits, expected)
+
+
+def test_relations_of_links_and_of_pairs_without(tmp_path) -> None:
+    graph = relational_graph()
+    known = {tuple(sorted(p)): r for p, r in zip(graph.edge_index.t().tolist(), graph.edge_type.tolist(), strict=True)}
+    for own in link_data(tmp_path, source=InMemorySource(graph), num_negatives=2).clients:
+        linked = own.y_N[:, 0] > 0.5
+        pairs = own.graph.node_idx_N[own.pair_P2].tolist()
+        assert [known[tuple(p)] for p, is_link in zip(pairs, linked, strict=True) if is_link] == own.relation_P[
+            linked
+        ].tolist()
+        for mask in (own.train_mask_N, own.val_mask_N, own.test_mask_N):  # the same shares of relations
+            shares = [own.relation_P[mask & each].double().mean() for each in (linked, ~linked)]
+            assert abs(shares[0] - shares[1]) < 0.04
+
+
+def test_distmult_tells_relations_apart(make_trainer, tmp_path) -> None:
+    """Like and unlike nodes are linked, so that without the relation every pair is as likely as another."""
+    data = link_data(tmp_path, source=InMemorySource(relational_graph()))
+    found = {}
+    for decoder in ("dot", "distmult"):
+        settings = {"num_relations": 2} if decoder == "distmult" else {}
+        net = functools.partial(LinkGCN, hidden_channels=16, num_layers=1, decoder=decoder, encoder="sage", **settings)
+        module = ClientModule(net, functools.partial(Adam, lr=0.05))
+        found[decoder] = make_trainer(num_rounds=10).fit(module, data, FedAvg())["test/auroc"]
+    assert found["distmult"] > 0.65 > found["dot"] + 0.05  # at most 0.75
+
+
+def test_other_numbers_of_relations_are_refused(make_trainer, tmp_path) -> None:
+    data = link_data(tmp_path, source=InMemorySource(relational_graph()))
+    assert data.task.default_net(5)(5, 1).relations.shape == (2, 64)
+    with pytest.raises(ValueError, match="has num_relations=3, but the links are of 2 relations: set model"):
+        make_trainer().fit(client(decoder="distmult", num_relations=3), data, FedAvg())
 
 
 def square_with_tail() -> ClientPairs:
@@ -212,5 +272,5 @@ def test_the_report_has_the_scores_and_the_heuristics(make_trainer, tmp_path) ->
 
 
 def test_the_task_as_data() -> None:
-    assert LinkPrediction().plain == {"name": "LinkPrediction"}
+    assert LinkPrediction().plain == {"name": "LinkPrediction", "num_relations": 1}
     assert "pairs of a graph's nodes" in LinkPrediction().not_private

@@ -77,8 +77,8 @@ def link_record(data: Data, asked: Asked, draws: LinkDraws) -> PartitionRecord:
     """Partition a prepared graph, divide its links and draw the pools.
 
     Args:
-        data: Undirected. Of the edges of :func:`undirected_edges` it may have the given roles, ``link_role`` (U,), and
-            times, ``link_time`` (U,), by which they are then ordered for the splitter.
+        data: Undirected. Of the edges of :func:`undirected_edges` it may have the given roles, ``link_role`` (U,),
+            times, ``link_time`` (U,), by which they are then ordered for the splitter, and ``link_relation`` (U,).
         asked: The settings of the data module; the splitter is for the links.
         draws: How pairs without a link are drawn.
 
@@ -91,6 +91,7 @@ def link_record(data: Data, asked: Asked, draws: LinkDraws) -> PartitionRecord:
     time_U, role_U = data.get("link_time"), data.get("link_role")
     order_U = torch.arange(len(edge_U2)) if time_U is None else time_U.argsort(stable=True)
     edge_U2 = edge_U2[order_U]
+    relation_U = None if data.get("link_relation") is None else data.link_relation[order_U]
     if role_U is not None:
         roles_given = (Role.TRAIN, Role.VAL, Role.TEST)
         masks = {f"{role.name.lower()}_mask": role_U[order_U] == role for role in roles_given}
@@ -104,6 +105,11 @@ def link_record(data: Data, asked: Asked, draws: LinkDraws) -> PartitionRecord:
         _pairs(nodes, edge_U2[edges], role, key, draws, client)
         for client, (nodes, edges, role) in enumerate(zip(node_idx, inside, roles, strict=True))
     ]
+    if relation_U is not None:
+        clients = [
+            (_with_relations(pair_P3, role_P, relation_U[edges]), role_P, candidate_M2)
+            for (pair_P3, role_P, candidate_M2), edges in zip(clients, inside, strict=True)
+        ]
     return PartitionRecord(
         node_idx=tuple(node_idx),
         roles=tuple(each[1] for each in clients),
@@ -149,6 +155,18 @@ def _pairs(
     kind_P = torch.zeros(len(pair_P2), dtype=torch.int64)
     kind_P[: len(link_E2)] = 1 + sends_E.long()
     return torch.cat([pair_P2, kind_P[:, None]], dim=1), role_P, candidate_M2
+
+
+def _with_relations(pair_P3: Tensor, role_P: Tensor, relation_E: Tensor) -> Tensor:
+    """The pairs with the relation of each, (P, 4): those without a link have, in turn, those of the links of a role."""
+    count = len(relation_E)
+    relation_P = torch.cat([relation_E, torch.zeros(len(pair_P3) - count, dtype=torch.int64)])
+    for role in (Role.TRAIN, Role.VAL, Role.TEST):
+        of_links = relation_E[role_P[:count] == role]
+        others = count + (role_P[count:] == role).nonzero().flatten()
+        if len(of_links):
+            relation_P[others] = of_links[torch.arange(len(others)) % len(of_links)]
+    return torch.cat([pair_P3, relation_P[:, None]], dim=1)
 
 
 def _share(key: Tensor, purpose: str, pair_P2: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ class PartitionRecord:
         graph_hash: Of the prepared graph the indices belong to.
         pairs: For link prediction, each client's pairs of nodes, int64 (P, 3): both by their place among the client's
             nodes, and 0 for no link, 1 for a link, 2 for a link along which messages are sent; roles are then theirs.
+            Of links with relations a fourth column has these.
         candidates: For each client pairs without a link from which training draws, int64 (M, 2); else empty.
     """
 

@@ -134,6 +134,8 @@ class GraphSource(Source):
     takes_batches = False
     #: Whether the papers take the largest component of this data set: what it leaves out is then no surprise.
     benchmark: ClassVar[bool] = False
+    #: The split that its links come with (``data/sources/links.py``); None for none.
+    splitter_of_links: ClassVar[Splitter | None] = None
     #: The node attribute with each node's client, if the source's graphs are clients themselves.
     clients_by: str | None = None
     #: What such clients are called; None for their numbers.

@@ -42,8 +42,9 @@ class Links(Source):
     Every undirected edge between two nodes of a client is a link with one role. Messages are sent along the training
     links and no others, in both directions. Pairs of nodes of different clients are no candidates: no client sees both.
     A graph needs no labels. It may have ``edge_time``, a number for each edge, by which links are ordered for
-    ``ChronologicalSplit``; or ``val_edge_index`` and ``test_edge_index`` (2, any number), for ``GivenSplit``: the other
-    edges train.
+    ``ChronologicalSplit``; ``val_edge_index`` and ``test_edge_index`` (2, any number), for ``GivenSplit``: the other
+    edges train; and ``edge_type``, the number of each edge's relation, which the decoder ``distmult`` of
+    :class:`~fl_lightning.models.LinkGCN` tells apart.
 
     Args:
         source: The graph.
@@ -104,8 +105,8 @@ class Links(Source):
 
     @property
     def default_splitter(self) -> Splitter:
-        """85 % of the links train, 5 % validate, 10 % test."""
-        return GlobalSplit(train=0.85, val=0.05)
+        """85 % of the links train, 5 % validate, 10 % test, unless the graph comes with another split."""
+        return self.source.splitter_of_links or GlobalSplit(train=0.85, val=0.05)
 
     def is_cut_by(self, partitioner: Partitioner | None) -> bool:
         """As for the graph."""
@@ -148,6 +149,8 @@ class Links(Source):
         code_U = _codes(prepared.source_idx[edge_U2], number)
         if (time_E := raw.get("edge_time")) is not None:
             prepared.link_time = _first_times(raw, time_E, code_U, str(self))
+        if (type_E := raw.get("edge_type")) is not None:
+            prepared.link_relation = _relations(raw, type_E, code_U, str(self))
         if any(edges is not None for edges in given.values()):
             role_U = torch.full((len(code_U),), Role.TRAIN, dtype=torch.int8)
             for role, edges in ((Role.VAL, given["val"]), (Role.TEST, given["test"])):
@@ -170,7 +173,9 @@ class Links(Source):
         if record is None:
             record = link_record(data, asked, self.draws)
             record.save(path)
-        return CutGraph(data=data, task=LinkPrediction(), record=record, dropped=dropped(raw, data))
+        relation_U = data.get("link_relation")
+        task = LinkPrediction(num_relations=1 if relation_U is None else int(relation_U.max()) + 1)
+        return CutGraph(data=data, task=task, record=record, dropped=dropped(raw, data))
 
     def _identity(self, asked: Asked) -> dict[str, Any]:
         assert asked.partitioner is not None
@@ -221,7 +226,8 @@ class Links(Source):
             graph=self.described(sending, num_nodes),
             pair_P2=pair_P3[:, :2].contiguous(),
             candidate_M2=candidate_M2,
-            y_N=(pair_P3[:, 2:] > 0).float(),
+            relation_P=pair_P3[:, 3].contiguous() if pair_P3.shape[1] > 3 else None,
+            y_N=(pair_P3[:, 2:3] > 0).float(),
             **masks_of(role_P),
         )
 
@@ -245,11 +251,36 @@ def _first_times(raw: Data, time_E: Tensor, code_U: Tensor, name: str) -> Tensor
         raise ValueError(
             f"{name}: edge_time has shape {tuple(time_E.shape)}; give a finite number for each of {num_edges} edges"
         )
+    return _least(raw, time_E.double(), code_U)
+
+
+def _relations(raw: Data, type_E: Tensor, code_U: Tensor, name: str) -> Tensor:
+    """The relation of each undirected edge of the prepared graph, int64 (U,)."""
+    num_edges = raw.edge_index.shape[1]
+    if type_E.shape != (num_edges,) or type_E.is_floating_point() or type_E.is_complex() or bool((type_E < 0).any()):
+        raise ValueError(
+            f"{name}: edge_type is {type_E.dtype} of shape {tuple(type_E.shape)}; give the number of its relation, an "
+            f"integer from 0 on, for each of {num_edges} edges"
+        )
+    relation_U, greatest_U = _least(raw, type_E.double(), code_U), -_least(raw, -type_E.double(), code_U)
+    if bool((differs_U := relation_U != greatest_U).any()):
+        code = int(code_U[differs_U][0])
+        first, second = divmod(code, raw.num_nodes or 1)
+        raise ValueError(
+            f"{name}: nodes {first} and {second} have edges of the types {int(relation_U[differs_U][0])} and "
+            f"{int(greatest_U[differs_U][0])}, but a pair of nodes has one relation: keep one of them, or number both "
+            "together as a type of its own"
+        )
+    return relation_U.long()
+
+
+def _least(raw: Data, value_E: Tensor, code_U: Tensor) -> Tensor:
+    """The least value of the edges between the nodes of each undirected edge, float64 (U,)."""
     code_E, order_E = _codes(raw.edge_index.t(), raw.num_nodes or 0).sort(stable=True)
     distinct, place_E = torch.unique_consecutive(code_E, return_inverse=True)
     start = torch.full((len(distinct),), torch.inf, dtype=torch.float64)
-    first = start.scatter_reduce(0, place_E, time_E[order_E].double(), "amin")
-    return first[torch.searchsorted(distinct, code_U)]
+    least = start.scatter_reduce(0, place_E, value_E[order_E], "amin")
+    return least[torch.searchsorted(distinct, code_U)]
 
 
 class SEALSource(GraphSource):

@@ -54,17 +54,10 @@ class OgbSource(GraphSource):
         return self.name
 
     def load(self, root: Path, cache_dir: Path | None = None) -> Data:  # noqa: D102
-        folder = root / self.name.replace("-", "_")
-        folder = folder.with_name(f"{folder.name}_pyg") if folder.with_name(f"{folder.name}_pyg").exists() else folder
-        if folder.exists() and not any(folder.glob("RELEASE_v*.txt")):
-            raise FileNotFoundError(
-                f"{self.name}: {folder} has no RELEASE_v1.txt, so the files are incomplete or of another release. Set "
-                "FL_DATA_ROOT or data.root to the folder that holds the unpacked archive, move this folder away to "
-                "download it again, or create an empty RELEASE_v1.txt if you know the files to be the current ones."
-            )
+        folder = released_folder(root, self.name)
         dataset_class = _import_dataset_class()
-        with _tamed_reader():
-            dataset = open_dataset(dataset_class, {"name": self.name, "root": str(root)}, root, cache_dir, _download)
+        with tamed_reader():
+            dataset = open_dataset(dataset_class, {"name": self.name, "root": str(root)}, root, cache_dir, download)
             with reading(folder / "split", "OGB's split of the data set"):
                 data, split = dataset[0], dataset.get_idx_split()
         for mask, part in (("train_mask", "train"), ("val_mask", "valid"), ("test_mask", "test")):
@@ -74,6 +67,23 @@ class OgbSource(GraphSource):
 
     def identity(self) -> dict[str, Any]:  # noqa: D102
         return {"source": "OgbSource", "name": self.name}
+
+
+def released_folder(root: Path, name: str) -> Path:
+    """The folder of a data set, whether it exists or not.
+
+    Raises:
+        FileNotFoundError: It exists, but OGB would ask on standard input whether to fetch it again.
+    """
+    folder = root / name.replace("-", "_")
+    folder = folder.with_name(f"{folder.name}_pyg") if folder.with_name(f"{folder.name}_pyg").exists() else folder
+    if folder.exists() and not any(folder.glob("RELEASE_v*.txt")):
+        raise FileNotFoundError(
+            f"{name}: {folder} has no RELEASE_v1.txt, so the files are incomplete or of another release. Set "
+            "FL_DATA_ROOT or data.root to the folder that holds the unpacked archive, move this folder away to "
+            "download it again, or create an empty RELEASE_v1.txt if you know the files to be the current ones."
+        )
+    return folder
 
 
 def _import_dataset_class() -> Any:
@@ -97,7 +107,7 @@ def no_version_check() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _tamed_reader() -> Iterator[None]:
+def tamed_reader() -> Iterator[None]:
     """Allow the classes in OGB's converted file, and keep its messages off standard output."""
     with (
         allow_pickled_graphs(),
@@ -108,8 +118,8 @@ def _tamed_reader() -> Iterator[None]:
         yield
 
 
-def _download(dataset: Any) -> None:
-    """Fetch and unpack the archive as ``PygNodePropPredDataset.download`` does, without asking."""
+def download(dataset: Any) -> None:
+    """Fetch and unpack a data set's archive as OGB does, without asking."""
     with tempfile.TemporaryDirectory(dir=dataset.original_root) as scratch:
         extract_zip(download_url(dataset.meta_info["url"], scratch), scratch)
         shutil.copytree(Path(scratch, dataset.download_name), dataset.root, dirs_exist_ok=True)

@@ -223,6 +223,13 @@ def test_wrong_data_are_named(tmp_path) -> None:
         link_data(tmp_path, RandomPartitioner(1), source=source, splitter=ClientSplit(0.5, 0.2))
     with pytest.raises(ValueError, match=r"clients \[.*\] have no link: use fewer and larger clients"):
         link_data(tmp_path, RandomPartitioner(45))
+    graph = link_graph()
+    graph.edge_type = torch.ones(graph.num_edges)
+    with pytest.raises(ValueError, match=r"edge_type is torch.float32 of shape \(\d+,\); give the number of"):
+        link_data(tmp_path, source=InMemorySource(graph))
+    graph = Data(x=torch.ones(9, 1), edge_index=torch.tensor([[0, 1, 2], [1, 0, 3]]), edge_type=torch.tensor([4, 2, 0]))
+    with pytest.raises(ValueError, match="nodes 0 and 1 have edges of the types 2 and 4, but a pair of nodes has one"):
+        link_data(tmp_path, RandomPartitioner(1), source=InMemorySource(graph))
     numbers = InMemorySource(link_graph().update({"y": torch.rand(90, 2)}))
     with pytest.raises(ValueError, match="DirichletPartitioner shares nodes out by their classes, but these have"):
         link_data(tmp_path, DirichletPartitioner(3), source=numbers)
