@@ -24,6 +24,7 @@ class Answer:
     Attributes:
         found: What the search came to.
         folder: Its folder.
+        command: What trains a configuration.
 
     Raises:
         ValueError: No method was trained to the end.
@@ -31,6 +32,7 @@ class Answer:
 
     found: Found
     folder: Path
+    command: str = "fl-train fit"
     standings: Sequence[Standing] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -161,7 +163,7 @@ class Answer:
                 *shown,
                 "",
                 *(["What was dropped:", *dropped, ""] if dropped else []),
-                f"{self.config} trains {self.method}: fl-train fit --config {self.config}",
+                f"{self.config} trains {self.method}: {self.command} --config {self.config}",
                 f"{self.page} shows it.",
             ]
         )

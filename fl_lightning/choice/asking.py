@@ -3,12 +3,13 @@
 import os
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from fl_lightning.choice.answer import Answer
 from fl_lightning.choice.candidates import WrongChoice
 from fl_lightning.choice.page import document
 from fl_lightning.choice.preparation import Asked, Prepared, prepare
-from fl_lightning.choice.search import CASE, Search
+from fl_lightning.choice.search import CASE, Runs, Search
 from fl_lightning.run.folder import whole_file
 from fl_lightning.study.pool import Pool
 from fl_lightning.study.runs import make_run
@@ -21,7 +22,7 @@ _MOST_PROCESSES = 4
 def answer_of(
     asked: Asked,
     say: Callable[[str], None],
-    pool: Pool | None = None,
+    make_pool: Callable[[Prepared, Store], AbstractContextManager[Runs]] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Answer:
     """Search, and write ``chosen.yaml`` and the page.
@@ -29,7 +30,7 @@ def answer_of(
     Args:
         asked: What was asked for.
         say: Takes a line for the user.
-        pool: Where runs are trained; None for one of as many processes as were asked for.
+        make_pool: Makes what trains the runs; None for a pool of as many processes as were asked for.
         clock: The time in seconds.
 
     Raises:
@@ -49,13 +50,14 @@ def answer_of(
             evaluate_every=prepared.evaluate_every,
             seconds=prepared.seconds,
             max_bytes=prepared.max_bytes,
+            most_seeds=asked.seeds,
             say=say,
             clock=clock,
         )
-        with pool or Pool(asked.processes or _processes()) as trained:
+        with make_pool(prepared, store) if make_pool else Pool(asked.processes or _processes()) as trained:
             found = search.run(trained)
         try:
-            answer = Answer(found, asked.folder)
+            answer = Answer(found, asked.folder, asked.command)
         except ValueError as error:
             raise WrongChoice(str(error)) from error
         _write_chosen(answer, prepared)

@@ -6,10 +6,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fl_lightning.arguments import fail
+from fl_lightning.extras import require
 from fl_lightning.yaml_input import parse_yaml
+
+if TYPE_CHECKING:
+    from fl_lightning.choice.answer import Answer
+    from fl_lightning.choice.preparation import Asked
 
 _DESCRIPTION = """Choose a method and its settings for your data within a budget.
 
@@ -18,6 +23,8 @@ _DESCRIPTION = """Choose a method and its settings for your data within a budget
 
 Methods and their settings are compared on validation data; the best methods are then trained with new seeds, beside
 Local and Pooled. Other options are those of fl-train fit. The same command goes on where it was stopped.
+
+With --kit, every run is a job at the sites of a federation, within their policies and privacy budgets.
 """
 
 
@@ -31,19 +38,23 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
     options, rest = _parser().parse_known_args(list(arguments))
-    for word in rest:
-        if word.partition("=")[0] in ("--kit", "--sites", "--num_sites", "--job"):
-            fail(
-                f"choose trains in a simulation, not at sites ({word}): leave it out, and submit chosen.yaml, or "
-                "choose between two methods by two jobs"
-            )
+    if options.kit is None and (options.sites or options.secure):
+        fail("choose: --sites and --secure are for a federation: give the submitter's --kit, too")
+    if options.kit is not None and options.processes:
+        fail("choose: --processes is for a simulation: the jobs at the sites of a --kit run one after another")
     grid = dict(map(_axis, options.grid or ()))
     from fl_lightning.choice.asking import answer_of
     from fl_lightning.choice.candidates import WrongChoice
     from fl_lightning.choice.preparation import Asked
     from fl_lightning.study.schema import WrongStudy
 
-    stems = [Path(path).stem for path in options.config]
+    folder = Path(options.output or f"choices/{Path(options.config[-1]).stem}")
+    at_sites: dict[str, Any] = {}
+    if options.kit is not None:
+        from fl_lightning.choice.halving import FEWEST_SEEDS
+
+        at_sites = {"seeds": FEWEST_SEEDS, "command": f"fl-train submit --kit {options.kit}"}
+        folder /= "sites"
     asked = Asked(
         config=options.config,
         overrides=rest,
@@ -53,11 +64,12 @@ def main(arguments: Sequence[str]) -> int:
         metric=options.metric,
         max_bytes=options.max_bytes,
         processes=options.processes,
-        folder=Path(options.output or f"choices/{stems[-1]}"),
+        folder=folder,
+        **at_sites,
     )
     signal.signal(signal.SIGTERM, _stop)
     try:
-        answer = answer_of(asked, _say)
+        answer = answer_of(asked, _say) if options.kit is None else _answer_at_sites(options, asked)
     except KeyboardInterrupt:
         fail("stopped; the same command goes on", code=130)
     except BrokenPipeError:
@@ -66,6 +78,13 @@ def main(arguments: Sequence[str]) -> int:
         fail(str(error))
     _say(f"\n{answer}")
     return 0
+
+
+def _answer_at_sites(options: argparse.Namespace, asked: "Asked") -> "Answer":
+    require("flare", "fl-train choose --kit")
+    from fl_lightning.choice.jobs import answer_at_sites
+
+    return answer_at_sites(asked, Path(options.kit), options.sites or (), _say, secure=options.secure)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -89,6 +108,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--metric", metavar="NAME", help="validation metric that decides, such as val/acc")
     parser.add_argument("--max-bytes", metavar="SIZE", help="what a run may send, such as 200MB")
     parser.add_argument("--processes", type=_count, help="worker processes (default: one a core, 4 at most)")
+    parser.add_argument("--kit", metavar="FOLDER", help="train at the sites of a federation: the submitter's kit")
+    parser.add_argument("--sites", nargs="+", metavar="NAME", help="of these alone (default: all that are connected)")
+    parser.add_argument("--secure", action="store_true", help="at sites: secure aggregation")
     parser.add_argument("--output", metavar="FOLDER", help="where everything goes (default: choices/<config>)")
     return parser
 

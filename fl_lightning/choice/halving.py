@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 _STEP = 3
 #: Fewer seeds have no interval that says anything; more are not needed.
 FEWEST_SEEDS, MOST_SEEDS = 3, 10
-#: Settings that a method tries at most.
-MOST_POINTS = 6
+#: Settings that a method tries at most, and methods that are trained with new seeds beside those that always are.
+MOST_POINTS, MOST_FINALISTS = 6, 3
 #: Share of the time left that a plan may fill: what it does not know of takes the rest.
 _FILLED = 0.9
 
@@ -100,7 +100,8 @@ class Planner:
     def plan(self, seconds: float) -> Plan | None:
         """The largest plan that fits into so many seconds of the clock; None if none does."""
         most = min(MOST_POINTS, max(self.sizes.values()))
-        for points, share, finalists in [(most, 2, 3), *((each, 3, 2) for each in range(most, 0, -1)), (1, 3, 1)]:
+        smaller = [(points, 3, 2) for points in range(most, 0, -1)]
+        for points, share, finalists in [(most, 2, MOST_FINALISTS), *smaller, (1, 3, 1)]:
             needed = self.needed(points, share, finalists)
             if needed <= _FILLED * seconds:
                 return Plan(points=points, share=share, finalists=finalists, seconds=needed)

@@ -28,7 +28,12 @@ _STATES_GB = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What was asked for; the attributes are the arguments of :func:`fl_lightning.choice.choose`."""
+    """What was asked for; most attributes are the arguments of :func:`fl_lightning.choice.choose`.
+
+    Attributes:
+        seeds: Of the finalists, at most; None for as many as there is time for, up to ten.
+        command: What trains a configuration.
+    """
 
     config: Sequence[str]
     folder: Path
@@ -39,6 +44,8 @@ class Asked:
     metric: str | None = None
     max_bytes: str | float | None = None
     processes: int | None = None
+    seeds: int | None = None
+    command: str = "fl-train fit"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,9 @@ search that was interrupted goes on where it stopped.
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
 from fl_lightning.choice.candidates import CEILING, COMMON, FLOOR, Candidate, WrongChoice
 from fl_lightning.choice.halving import (
@@ -26,7 +27,6 @@ from fl_lightning.report.wording import number, size
 from fl_lightning.run.curve import STILL_RISING
 from fl_lightning.study.definition import Study
 from fl_lightning.study.edge import at_edge
-from fl_lightning.study.pool import Pool
 from fl_lightning.study.runner import duration, make_record
 from fl_lightning.study.runs import StudyRun, make_run
 from fl_lightning.study.store import Record, Store, is_less_better
@@ -37,6 +37,31 @@ CASE = "mine"
 SEARCH_SEED = 1000
 #: What a client may need past the budget, as a share of it: runs that would take longer are not begun, or stopped.
 _OVER = 1.05
+
+
+class Runs(Protocol):
+    """What trains runs: :class:`fl_lightning.study.pool.Pool`, or jobs at sites."""
+
+    processes: int
+    scratch: Path
+
+    @property
+    def num_idle(self) -> int:
+        """How many more may be given now."""
+        ...
+
+    @property
+    def num_busy(self) -> int:
+        """How many are being trained."""
+        ...
+
+    def submit(self, task: Any, name: str, *arguments: Any) -> None:
+        """Give a run."""
+        ...
+
+    def finished(self, seconds: float) -> Iterator[tuple[Any, dict[str, Any] | None]]:
+        """Wait for no longer than so many seconds; runs with their results."""
+        ...
 
 
 class Search:
@@ -52,6 +77,7 @@ class Search:
         evaluate_every: Rounds between evaluations.
         seconds: The budget, of the clock.
         max_bytes: What a whole run may send; None for any number.
+        most_seeds: Of the finalists; None for ``MOST_SEEDS``.
         say: Takes a line for the user.
         clock: The time in seconds.
     """
@@ -68,11 +94,13 @@ class Search:
         evaluate_every: int = 1,
         seconds: float,
         max_bytes: float | None = None,
+        most_seeds: int | None = None,
         say: Callable[[str], None] = print,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.study, self.store, self.candidates = study, store, {each.name: each for each in candidates}
         self.seed, self.num_rounds, self.seconds, self.max_bytes = seed, num_rounds, seconds, max_bytes
+        self.most_seeds = most_seeds or MOST_SEEDS
         self.say, self.clock = say, clock
         self.rungs = lengths(num_rounds, evaluate_every)
         self.points = {
@@ -89,7 +117,7 @@ class Search:
         self._lost: set[str] = set()
         self._start = clock()
 
-    def run(self, pool: Pool) -> Found:
+    def run(self, pool: Runs) -> Found:
         """Search.
 
         Raises:
@@ -232,9 +260,9 @@ class Search:
         self.found.finalists = {arm.method: self.points[arm] for arm in arms}
         self.say(f"finalists: {', '.join(map(str, arms))}")
         cost = sum(self.costs[arm.method].of(self.num_rounds) for arm in arms) / self.pool.processes
-        seeds = [self.seed + index for index in range(MOST_SEEDS)]
+        seeds = [self.seed + index for index in range(self.most_seeds)]
         count = 0
-        while count < MOST_SEEDS:
+        while count < self.most_seeds:
             done = all(self._is_known(run) for run in self._finals(arms, seeds[count]))
             more = 1 if done else max(FEWEST_SEEDS - count, int((self.seconds - self.elapsed) / cost))
             if more <= 0:

@@ -78,6 +78,42 @@ class PrivacyAccountant:
             account = {**saved, "precision": precision, "num_answers": int(saved["num_answers"]) + 1}
             self._write({**account, "delta": self.delta, "epsilon": after})
 
+    def check(
+        self,
+        multiplier: float | None,
+        num_responses: int,
+        steps: Mapping[Step, int],
+        *,
+        max_epsilon: float | None = None,
+        max_record_epsilon: float | None = None,
+    ) -> None:
+        """Refuse what the account could not pay for; nothing is counted.
+
+        Args:
+            multiplier: Noise multiplier of the responses; None for responses without noise.
+            num_responses: How many there will be.
+            steps: Steps of private training that there will be, by sampling probability and noise multiplier.
+            max_epsilon: The ε that the site's account must not exceed; None for no bound.
+            max_record_epsilon: That of each example; None for no bound.
+
+        Raises:
+            BudgetSpent: The account would exceed a bound.
+            ValueError: The account cannot be read.
+        """
+        account = self._read()
+        precision = float(account["precision"]) + (0.0 if multiplier is None else num_responses * multiplier**-2)
+        if max_epsilon is not None and (after := self._epsilon(precision)) > max_epsilon:
+            raise BudgetSpent(f"ε would be {after:.3g}, max_epsilon is {max_epsilon:g}")
+        if max_record_epsilon is None:
+            return
+        total = _steps(account)
+        for step, count in steps.items():
+            total[step] = total.get(step, 0) + count
+        if (after := epsilon_of(total, self.delta, precision=precision)) > max_record_epsilon:
+            raise BudgetSpent(
+                f"ε of this site's examples would be {after:.3g}, policy.max_record_epsilon is {max_record_epsilon:g}"
+            )
+
     def record_epsilon(self) -> float:
         """ε of each training example for everything that was revealed so far."""
         account = self._read()

@@ -2,18 +2,20 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fl_lightning.batches.client_data import ClientData
+from fl_lightning.federation import UserNames
 from fl_lightning.remote.message import Message
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.payload import Payload
 from fl_lightning.run import settings
 from fl_lightning.strategies import Strategy
+from fl_lightning.tasks import Task
 
 _DIGEST = "digest"
 
@@ -39,6 +41,29 @@ def content_of(client_data: ClientData) -> bytes:
     """All data that a client holds, as bytes."""
     tensors = {name: value for name, value in vars(client_data).items() if isinstance(value, Tensor)}
     return Message(kind="data", tensors=tensors).wire
+
+
+def card_of(client_data: ClientData, names: UserNames, task: Task, digest: Callable[[bytes], str]) -> dict[str, Any]:
+    """What a site says of its client when it joins.
+
+    Args:
+        client_data: What the client holds.
+        names: The user's names.
+        task: The task of the site's data.
+        digest: The digest of the data's bytes, keyed by the site.
+    """
+    inputs, named = client_data.inputs, names.class_names
+    return {
+        "name": client_data.name,
+        "task": task.plain,
+        "num_features": client_data.num_features,
+        "num_outputs": task.target.num_outputs([client_data.y_N], len(named or ())),
+        "class_names": "" if named is None else hashlib.sha256(json.dumps(named).encode()).hexdigest(),
+        "has_validation": bool(client_data.val_mask_N.any()),
+        "edges": dict(client_data.edge_facts),
+        "density": round(int(torch.count_nonzero(inputs)) / max(1, inputs.numel()), 3),  # more would reveal its rows
+        "data": digest(content_of(client_data)),
+    }
 
 
 def digest_of(architectures: Sequence[Mapping[str, Tensor]]) -> str:

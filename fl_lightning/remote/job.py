@@ -144,6 +144,7 @@ def open_site(
         names=data.user_names(client),
         accelerator=str(site_settings.get("accelerator", "cpu")),
         num_rounds=job.trainer.get("num_rounds", FederatedTrainer().num_rounds),
+        planned_rounds=job.planned_rounds,
         account=account,
         identity=None if startup is None else Identity.of_kit(startup, policy.peers),
     )

@@ -80,6 +80,8 @@ class Job:
         secure: Secure aggregation.
         secure_share: More than this share of the clients that start a secure sum must complete it, in [0.5, 1].
         predict: Have each site write its predictions into its own folder, after training.
+        planned_rounds: Rounds of this job and all that follow it in a search; a site whose privacy account cannot pay
+            for all of them refuses the first. None for a job of its own.
     """
 
     name: str
@@ -96,6 +98,7 @@ class Job:
     secure: bool = False
     secure_share: float = DEFAULT_SHARE
     predict: bool = False
+    planned_rounds: int | None = None
 
     def write(self) -> str:
         """The job as JSON."""
@@ -149,6 +152,8 @@ class Job:
             _check_whole(name, getattr(self, name), most)
         if self.num_outputs is not None:
             _check_whole("num_outputs", self.num_outputs, MAX_NUMBER, least=1)
+        if self.planned_rounds is not None:
+            _check_whole("planned_rounds", self.planned_rounds, MAX_COUNT, least=1)
         if isinstance(self.secure_share, bool) or not isinstance(self.secure_share, int | float):
             raise NotAJob(f"secure_share must be a number, got {_short(self.secure_share)}")
         try:

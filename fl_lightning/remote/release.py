@@ -5,7 +5,7 @@ from torch import Tensor
 
 from fl_lightning.executors.private import rate_of
 from fl_lightning.remote.accounting import BudgetSpent, PrivacyAccountant
-from fl_lightning.remote.filters import CannotFilter
+from fl_lightning.remote.filters import CannotFilter, GaussianNoise
 from fl_lightning.remote.membership import Membership
 from fl_lightning.remote.metrics import summands
 from fl_lightning.remote.policy import Refused, SitePolicy
@@ -14,6 +14,7 @@ from fl_lightning.remote.sum_member import SumMember
 from fl_lightning.round.payload import Payload, to_wire
 from fl_lightning.round.privacy import RecordPrivacy
 from fl_lightning.round.stage import Stage
+from fl_lightning.strategies import Strategy
 from fl_lightning.tasks import Drawing
 
 
@@ -48,6 +49,44 @@ def pay_for(
         accountant.spend_steps(rate, privacy.noise_multiplier, steps, policy.max_record_epsilon)
     except BudgetSpent as error:
         raise Refused(str(error)) from error
+
+
+def check_plan(
+    num_rounds: int | None,
+    strategy: Strategy,
+    member: Membership,
+    privacy: RecordPrivacy | None,
+    accountant: PrivacyAccountant,
+    policy: SitePolicy,
+) -> None:
+    """Refuse a search for whose rounds the site's account cannot pay, before the first of them.
+
+    Each round is taken for one like the first, with one noisy response for each of its stages and one for its
+    evaluations.
+
+    Raises:
+        Refused: The account would exceed a bound of the policy.
+    """
+    if num_rounds is None:
+        return
+    stages = strategy.stages(0)
+    noisy = [
+        (each.accountant, each.noise_multiplier, num_rounds * len(stages), each.max_epsilon)
+        for each in policy.filters
+        if isinstance(each, GaussianNoise)
+    ]
+    if (metrics := policy.metric_noise) is not None:
+        noisy.append((metrics.accountant, metrics.noise_multiplier, num_rounds, metrics.max_epsilon))
+    steps = sum(member.executor.private_steps(stage, member.index, 1.0) for stage in stages)
+    try:
+        for account, multiplier, number, bound in noisy:
+            assert account is not None, "filters are opened with the site"
+            account.check(multiplier, number, {}, max_epsilon=bound)
+        if privacy is not None and steps:
+            planned = {(rate_of(member.collator, member.index), privacy.noise_multiplier): num_rounds * steps}
+            accountant.check(None, 0, planned, max_record_epsilon=policy.max_record_epsilon)
+    except BudgetSpent as error:
+        raise Refused(f"the privacy budget does not pay for the {num_rounds} rounds of this search: {error}") from error
 
 
 def released_update(

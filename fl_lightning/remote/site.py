@@ -14,8 +14,6 @@ If something fails, only the kind of error leaves; its text, which may contain d
 """
 
 import dataclasses
-import hashlib
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,7 +26,7 @@ from fl_lightning.batches.client_data import ClientData
 from fl_lightning.executors import StageRequest
 from fl_lightning.federation import UserNames
 from fl_lightning.remote.accounting import PrivacyAccountant
-from fl_lightning.remote.digests import content_of, digest_of, digest_of_facts
+from fl_lightning.remote.digests import card_of, digest_of, digest_of_facts
 from fl_lightning.remote.evaluations import allowed_evaluation
 from fl_lightning.remote.guard import Guard
 from fl_lightning.remote.identity import Identity
@@ -37,7 +35,7 @@ from fl_lightning.remote.membership import Membership
 from fl_lightning.remote.message import Message, packed
 from fl_lightning.remote.policy import Refused, SitePolicy
 from fl_lightning.remote.questions import check_question, check_start
-from fl_lightning.remote.release import check_hidden, pay_for, released_scores, released_update
+from fl_lightning.remote.release import check_hidden, check_plan, pay_for, released_scores, released_update
 from fl_lightning.remote.requests import received_by_all
 from fl_lightning.remote.sealed import SealedFiles
 from fl_lightning.remote.secure import check_stage
@@ -71,6 +69,7 @@ class Site:
         names: The user's names of nodes or examples, and of classes; None for numbers from 0.
         accelerator: Where the client trains, as in Lightning.
         num_rounds: Rounds of the job, if known; the site refuses later ones.
+        planned_rounds: Rounds of the job's search, which the privacy account must be able to pay for; None for none.
     """
 
     def __init__(
@@ -85,6 +84,7 @@ class Site:
         names: UserNames | None = None,
         accelerator: str = "cpu",
         num_rounds: int | None = None,
+        planned_rounds: int | None = None,
         account: Path | None = None,
         identity: Identity | None = None,
     ) -> None:
@@ -96,6 +96,7 @@ class Site:
         self.drawing = drawing or Drawing()
         self.names = names or UserNames(number_N=torch.arange(client_data.size))
         self.accelerator = accelerator
+        self.planned_rounds = planned_rounds
         private_folder(folder)
         account = private_folder(account or folder)
         try:
@@ -173,26 +174,15 @@ class Site:
     def _enroll(self, message: Message) -> Message:
         """Describe the client."""
         self.policy.check_strategy(message.about["strategy"])
-        client_data = self.client_data
-        x, named, task = client_data.inputs, self.names.class_names, self.model.task
-        return self._said(
-            message,
-            name=client_data.name,
-            task=task.plain,
-            num_features=client_data.num_features,
-            num_outputs=task.target.num_outputs([client_data.y_N], len(named or ())),
-            class_names="" if named is None else hashlib.sha256(json.dumps(named).encode()).hexdigest(),
-            has_validation=bool(client_data.val_mask_N.any()),
-            edges=dict(client_data.edge_facts),
-            density=round(int(torch.count_nonzero(x)) / max(1, x.numel()), 3),  # more would reveal how many rows
-            data=self.states.digest(content_of(client_data)),
-        )
+        return self._said(message, **card_of(self.client_data, self.names, self.model.task, self.states.digest))
 
     def _start(self, message: Message) -> Message:
         """Join a federation."""
         check_start(message, self.client_data, self.model.task)
         try:
             self._set_up(message)
+            privacy, accountant = self.model.privacy, self.accountant
+            check_plan(self.planned_rounds, self.strategy, self.member, privacy, accountant, self.policy)
         except BaseException:
             self._go_on()  # discard the new one
             raise

@@ -31,6 +31,6 @@ def choose(tmp_path: Path) -> Choose:
         said: list[str] = []
         settings = {"config": ["mine.yaml"], "folder": tmp_path / "out", "budget": "1h", **asked}
         pool = HerePool(train=planted.train)
-        return answer_of(Asked(**settings), said.append, pool, lambda: planted.seconds - start), said
+        return answer_of(Asked(**settings), said.append, lambda *given: pool, lambda: planted.seconds - start), said
 
     return run

@@ -30,7 +30,9 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["--max-bytes", "many"], "--max-bytes is 'many': give a size such as 200MB"),
         (["--processes", "0"], "'0' is not a number of processes: give at least 1"),
         (["--grid", "lr"], "--grid 'lr' is no setting with its values: write model.optimizer.lr=0.01,0.1"),
-        (["--kit", "kits/wards"], "choose trains in a simulation, not at sites (--kit)"),
+        (["--sites", "berlin"], "--sites and --secure are for a federation: give the submitter's --kit, too"),
+        (["--kit", "kits/wards", "--processes", "2"], "--processes is for a simulation"),
+        (["--kit", "kits/wards"], "--kit kits/wards is not a submitter's kit: it has no startup/fed_admin.json"),
     ],
 )
 def test_mistakes(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

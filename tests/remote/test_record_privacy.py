@@ -36,7 +36,15 @@ def make_client(noise: float | None = 1.0) -> ClientModule:
     return client
 
 
-def sites_of(folder, job: str = "job", *, noise: float | None = 1.0, steps: int | None = None, **policy) -> list[Site]:
+def sites_of(
+    folder,
+    job: str = "job",
+    *,
+    noise: float | None = 1.0,
+    steps: int | None = None,
+    planned: int | None = None,
+    **policy,
+) -> list[Site]:
     """Sites of a job, of which the last tells its metrics, for a round to be chosen by."""
     last = {"client-2": {"metrics": "plain"}}
     return [
@@ -48,6 +56,7 @@ def sites_of(folder, job: str = "job", *, noise: float | None = 1.0, steps: int 
             policy=SitePolicy(**{"min_examples": 1, **last.get(each.name, {}), **policy}),
             drawing=Drawing(batch_size=4, steps_per_epoch=steps),
             account=folder / "account" / each.name,
+            planned_rounds=planned,
         )
         for each in vectors(SIZES)
     ]
@@ -99,6 +108,26 @@ def test_the_bound_is_of_all_jobs(make_trainer, tmp_path) -> None:
     with pytest.warns(UserWarning, match=r"client-1 failed in stage 'train' round 1.*budget of this site's examples"):
         federation(make_trainer, LoopbackChannel(sites_of(tmp_path, "two", max_record_epsilon=bound)), num_rounds=2)
     assert account(tmp_path, 1)["record_epsilon"] == pytest.approx(bound, rel=1e-3)
+
+
+def test_a_search_that_the_account_cannot_pay_for_is_refused_before_its_first_round(make_trainer, tmp_path) -> None:
+    bound = epsilon_of({(4 / 12, 1.0): 6}, 1e-5) * 1.0001  # two rounds of the second client
+    with pytest.raises(ValueError, match=r"client-1: the privacy budget does not pay for the 3 rounds of this search"):
+        federation(make_trainer, LoopbackChannel(sites_of(tmp_path, planned=3, max_record_epsilon=bound)))
+    assert not list((tmp_path / "account").rglob("privacy.json"))
+    sites = sites_of(tmp_path, "two", planned=2, max_record_epsilon=bound)
+    federation(make_trainer, LoopbackChannel(sites), num_rounds=2)
+    assert account(tmp_path, 1)["record_epsilon"] == pytest.approx(bound, rel=1e-3)
+
+
+def test_noisy_responses_of_a_search_are_counted_beforehand(make_trainer, tmp_path) -> None:
+    def sites(job: str, planned: int) -> list[Site]:
+        noise = GaussianNoise(clip_norm=1.0, noise_multiplier=5.0, max_epsilon=3.0)
+        return sites_of(tmp_path, job, steps=2, planned=planned, filters=[noise])
+
+    with pytest.raises(ValueError, match=r"the 1000 rounds of this search: ε would be .*, max_epsilon is 3"):
+        federation(make_trainer, LoopbackChannel(sites("one", 1000)), num_rounds=1)
+    federation(make_trainer, LoopbackChannel(sites("two", 2)), num_rounds=1)
 
 
 def test_where_nobody_may_train_the_run_ends(make_trainer, tmp_path) -> None:

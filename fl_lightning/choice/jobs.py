@@ -1,0 +1,166 @@
+"""A search at the sites of a federation: each of its runs is a job, one after another, within the sites' policies.
+
+A setting that goes on resumes its run from the server's last checkpoint. The first job says how many rounds the whole
+search plans, and every site whose privacy account could not pay for all of them refuses it (``Job.planned_rounds``).
+"""
+
+import contextlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from fl_lightning.choice.answer import Answer
+from fl_lightning.choice.asking import answer_of
+from fl_lightning.choice.candidates import CEILING, COMMON, FLOOR, WrongChoice
+from fl_lightning.choice.halving import MOST_FINALISTS, MOST_POINTS, Cost, Planner, lengths
+from fl_lightning.choice.preparation import Asked, Prepared
+from fl_lightning.remote.submit import Submission, follow, session_of
+from fl_lightning.study.runs import StudyRun, digest_of
+from fl_lightning.study.store import Record, Store
+from fl_lightning.study.worker import resolve
+
+#: Jobs that are submitted for a run at most.
+_ATTEMPTS = 3
+
+
+def planned_rounds(prepared: Prepared, records: Iterable[Record] = ()) -> int:
+    """Rounds of the largest search among the candidates, without those of records that there are."""
+    trained = [each for each in prepared.candidates if each.name != CEILING]
+    planner = Planner(
+        costs={each.name: Cost(start=0.0, each=1.0) for each in trained},
+        sizes={each.name: len(each.points) for each in trained},
+        rungs=lengths(prepared.num_rounds, prepared.evaluate_every),
+        processes=1,
+        beside=(FLOOR, COMMON),
+    )
+    done: int = sum(each["spent"]["num_rounds"] - each.get("resumed", 0) for each in records if each.get("spent"))
+    return max(1, math.ceil(planner.needed(MOST_POINTS, share=2, finalists=MOST_FINALISTS)) - done)
+
+
+def answer_at_sites(
+    asked: Asked, kit: Path, sites: Sequence[str], say: Callable[[str], None], *, secure: bool = False
+) -> Answer:
+    """Search at the sites of a federation.
+
+    Args:
+        asked: What was asked for.
+        kit: The submitter's kit.
+        sites: Their names; empty for all that are connected.
+        say: Takes a line for the user.
+        secure: Secure aggregation.
+
+    Raises:
+        WrongChoice: It is refused, or there is no server or no site.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            session = stack.enter_context(session_of(kit))
+        except ValueError as error:
+            raise WrongChoice(str(error)) from error
+        names = list(sites) or sorted(client.name for client in session.get_connected_client_list())
+        if not names:
+            raise WrongChoice("no site is connected to the server: start them (startup/start.sh in their kits)")
+
+        def make_jobs(prepared: Prepared, store: Store) -> Jobs:
+            rounds = planned_rounds(prepared, store.records().values())
+            return Jobs(session, {"sites": names, "secure": secure}, asked.folder / "runs", rounds)
+
+        return answer_of(asked, say, make_jobs)
+
+
+class Jobs(contextlib.AbstractContextManager["Jobs"]):
+    """Trains the runs of a search at sites; it has the methods of :class:`fl_lightning.study.pool.Pool`.
+
+    Args:
+        session: Of the submitter (:func:`fl_lightning.remote.submit.session_of`).
+        facts: Of every job: ``sites``, ``secure``, ...
+        folder: Where the folders of runs are put.
+        num_rounds: Rounds that are left of the search.
+    """
+
+    processes = 1
+
+    def __init__(self, session: Any, facts: Mapping[str, Any], folder: Path, num_rounds: int) -> None:
+        self.session, self.facts, self.folder, self.left = session, facts, folder, num_rounds
+        self.scratch = folder
+        self._task: tuple[StudyRun, Sequence[str], Path | None] | None = None
+
+    @property
+    def num_busy(self) -> int:
+        """Whether there is a job."""
+        return int(self._task is not None)
+
+    @property
+    def num_idle(self) -> int:
+        """Whether there is none."""
+        return 1 - self.num_busy
+
+    def submit(self, task: StudyRun, name: str, arguments: Sequence[str], *others: Any) -> None:
+        """Take a run, as :func:`fl_lightning.study.worker.train` does; its job is submitted by :meth:`finished`."""
+        self._task = task, arguments, others[-1]
+
+    def finished(self, seconds: float = math.inf) -> Iterator[tuple[StudyRun, dict[str, Any] | None]]:
+        """Submit the job and follow it; yields the run and its result, or nothing if its time is over before."""
+        if self._task is None:
+            return
+        (run, arguments, state), self._task = self._task, None
+        with contextlib.suppress(TimeoutError):
+            yield run, self._result(arguments, state, time.monotonic() + seconds)
+
+    def _result(self, arguments: Sequence[str], state: Path | None, end: float) -> dict[str, Any]:
+        def watch() -> None:
+            if time.monotonic() > end:
+                raise TimeoutError
+
+        start = time.perf_counter()
+        whole = resolve(arguments)
+        if whole["error"]:
+            return {"error": whole["error"]}
+        name, resumed = _noted(state)
+        name = name or f"choose-{digest_of([list(arguments), time.time()])}"
+        try:
+            submission = Submission.of_config(
+                whole["config"], name=name, resume=resumed > 0, planned_rounds=max(1, self.left), **self.facts
+            )
+            outcome = follow(self.session, submission, self.folder, attempts=_ATTEMPTS, watch=watch)
+        except (ValueError, RuntimeError) as error:
+            return {"error": str(error)}
+        if outcome.status != "finished" or outcome.folder is None:
+            return {"error": outcome.message}
+        found = json.loads((outcome.folder / "result.json").read_text())
+        rounds = int(found["num_rounds"])
+        self.left -= rounds - resumed
+        if state is not None:
+            state.parent.mkdir(parents=True, exist_ok=True)
+            state.write_text(json.dumps({"name": name, "rounds": rounds}))
+        return {
+            "error": "",
+            **{key: found[key] for key in ("monitor", "mode", "result", "marks", "num_rounds")},
+            "bytes": found["bytes"] or outcome.facts["bytes"],
+            "training_seconds": found["seconds"],
+            "failures": sum(found["failures"].values()),
+            "partition": found["partition_hash"],
+            "kinds": {},
+            "clients": {},
+            "malicious": [],
+            "resumed": resumed,
+            "seconds": round(time.perf_counter() - start, 3),
+        }
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._task = None
+
+
+def _noted(state: Path | None) -> tuple[str, int]:
+    """Name and rounds of the run that a setting goes on from; an empty name where it begins."""
+    try:
+        noted = json.loads(state.read_text()) if state is not None else {}
+        return str(noted["name"]), int(noted["rounds"])
+    except (OSError, ValueError, LookupError):
+        return "", 0

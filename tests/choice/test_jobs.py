@@ -1,0 +1,135 @@
+"""A search at sites: jobs that go on, refusals, and budgets of the sites' accounts. The sites are in this process."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fl_lightning.choice.candidates import WrongChoice
+from fl_lightning.choice.preparation import Asked
+
+pytest.importorskip("nvflare", reason="needs the extra flare")
+
+from fl_lightning.choice import jobs
+from fl_lightning.remote import LoopbackChannel, federate
+from fl_lightning.remote.job import open_server, open_site
+from fl_lightning.remote.submit import Outcome, Submission
+
+pytestmark = [pytest.mark.full, pytest.mark.flare, pytest.mark.filterwarnings("default")]
+
+NAMES = ["client-00", "client-01", "client-02"]
+DATA = {
+    "source": {"class_path": "PlantedCommunities", "init_args": {"num_nodes": 90, "num_communities": 3}},
+    "partitioner": "GivenPartitioner",
+}
+CONFIG = {
+    "seed_everything": 3,
+    "model": {
+        "class_path": "ClientModule",
+        "init_args": {
+            "net": "fl_lightning.models.GCN",
+            "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.01}},
+        },
+    },
+    "data": DATA,
+    "trainer": {"num_rounds": 9, "accelerator": "cpu", "callbacks": "FederatedCheckpoint"},
+}
+
+
+class Session:
+    """A submitter's session with a server whose sites are in this process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.submissions: list[Submission] = []
+        self.policy: dict[str, Any] = {"min_examples": 1}
+
+    def get_connected_client_list(self) -> list[Any]:
+        return [type("Client", (), {"name": name}) for name in NAMES]
+
+    def follow(self, submission: Submission, destination: Path, **others: Any) -> Outcome:
+        """A job, as NVFlare runs it."""
+        self.submissions.append(submission)
+        job = submission.job
+        parts = open_server(job, self.folder / "server.yaml", self.folder / "federations", self.folder / "server")
+        try:
+            sites = [self.site(job, client) for client in range(len(NAMES))]
+            data = federate(parts.trainer, LoopbackChannel(sites, NAMES), parts.strategy, secure=job.secure)
+            parts.trainer.fit(parts.model, data, parts.strategy, ckpt_path="last" if job.resume else None)
+        except ValueError as error:
+            return Outcome(status="refused", message=str(error))
+        return Outcome(status="finished", folder=parts.trainer.run.folder, facts={"bytes": {"up": 10, "down": 20}})
+
+    def site(self, job: Any, client: int) -> Any:
+        file = self.folder / f"site-{client}.yaml"
+        content = {"data": {**DATA, "cache_dir": str(self.folder / "cache")}, "client": client, "named_as": "data"}
+        file.write_text(yaml.safe_dump({**content, "policy": self.policy}))
+        folder = self.folder / str(client)
+        return open_site(job, file, folder / job.name, account=folder / "account")
+
+
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
+    session = Session(tmp_path / "server")
+    session.folder.mkdir()
+
+    @contextmanager
+    def session_of(kit: Path) -> Iterator[Session]:
+        yield session
+
+    monkeypatch.setattr(jobs, "session_of", session_of)
+    monkeypatch.setattr(jobs, "follow", lambda session, *given, **others: session.follow(*given, **others))
+    return session
+
+
+@pytest.fixture
+def choose(session: Session, tmp_path: Path) -> Callable[..., Any]:
+    def run(**settings: Any) -> tuple[Any, list[str]]:
+        (tmp_path / "mine.yaml").write_text(yaml.safe_dump(CONFIG))
+        said: list[str] = []
+        given = {"config": [str(tmp_path / "mine.yaml")], "methods": ["FedAvg"], "grid": {"model.optimizer.lr": [0.01]}}
+        asked = Asked(**{**given, "folder": tmp_path / "out", "seeds": 3, "command": "submit", **settings})
+        return jobs.answer_at_sites(asked, tmp_path / "kit", (), said.append), said
+
+    return run
+
+
+def test_settings_go_on_by_resuming_their_runs_and_nothing_is_trained_twice(session, choose) -> None:
+    answer, said = choose()
+    assert [each for each in said if each.startswith("Pooled is left out: ")], said
+    assert list(answer.results["method"]) == ["Local", "FedAvg"]
+    assert (answer.results["seeds"] == 3).all()
+    assert "submit --config" in str(answer)
+    submitted = [each.job for each in session.submissions]
+    by_run = {name: [each for each in submitted if each.name == name] for name in {each.name for each in submitted}}
+    tuned = [each for each in by_run.values() if len(each) > 1]
+    assert [[job.trainer["num_rounds"] for job in each] for each in tuned] == [[1, 3, 9]] * 2
+    assert [[job.resume for job in each] for each in tuned] == [[False, True, True]] * 2
+    assert len(submitted) == 2 * (3 + 3)  # of Local and FedAvg: three lengths, three seeds
+    planned = [job.planned_rounds for job in submitted]
+    assert planned == sorted(planned, reverse=True)
+    assert planned[0] - planned[-1] == 2 * (9 + 3 * 9) - 9  # all but the last job's
+    assert planned[-1] >= 9
+    assert str(choose()[0]) == str(answer)
+    assert len(session.submissions) == len(submitted)
+
+
+def test_a_method_that_the_sites_refuse_is_left_out(session, choose) -> None:
+    session.policy["strategies"] = ["Local"]
+    answer, said = choose()
+    assert any(each.startswith("FedAvg is left out: ") and "this site runs only Local" in each for each in said)
+    assert list(answer.results["method"]) == ["Local"]
+
+
+def test_where_the_accounts_cannot_pay_it_is_said_before_the_first_round(session, choose) -> None:
+    noise = {"clip_norm": 1.0, "noise_multiplier": 5.0, "max_epsilon": 3.0}
+    filters = [{"class_path": "fl_lightning.remote.GaussianNoise", "init_args": noise}]
+    session.policy |= {"filters": filters, "metrics": "plain"}
+    with pytest.raises(
+        WrongChoice, match=r"the privacy budget does not pay for the \d+ rounds of this search: ε would"
+    ):
+        choose()
+    assert not list(session.folder.rglob("privacy.json"))
