@@ -46,6 +46,7 @@ def _result_rows(trainer: Trainer, clients: Sequence[Sequence[float]]) -> Iterat
         for name, why in run_result.marks(trainer.run).items():
             yield SIGNS[name].words, why
         yield monitor, number(result[monitor])
+        yield from trainer.run.registry.task.notes.items()
         for name in dict.fromkeys((test, "test/acc")):
             if name in result:
                 yield name, f"{mean_and_std(result, name)} over clients"

@@ -21,7 +21,7 @@ from fl_lightning.run.predictions import Predicted, write_predictions
 
 NODES, FEATURES = 60, 5
 #: What is set on ``Links``, not on the data module.
-LINK_SETTINGS = ("negatives", "num_negatives", "features", "message_fraction")
+LINK_SETTINGS = ("negatives", "num_negatives", "features", "message_fraction", "candidates")
 
 
 def ring(num_nodes: int) -> torch.Tensor:

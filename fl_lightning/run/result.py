@@ -36,6 +36,7 @@ def summary(run: Run, error: BaseException | None = None) -> dict[str, Any]:
         "result": _finite(run.selection.result),
         **({"references": {name: _finite(each) for name, each in run.references.items()}} if run.references else {}),
         "marks": marks(run, error),
+        **run.registry.task.notes,
         "monitor": run.selection.monitor,
         "mode": run.selection.mode,
         "num_rounds": run.round_idx,

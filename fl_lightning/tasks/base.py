@@ -59,6 +59,11 @@ class Task(ABC):
         """What is predicted for an example."""
 
     @property
+    def notes(self) -> dict[str, str]:
+        """What is said beside a result (``result.json``, the table at the end), by name, if metrics depend on it."""
+        return {}
+
+    @property
     def plain(self) -> dict[str, Any]:
         """The task as data: its name and its settings."""
         return {"name": type(self).__name__, **dataclasses.asdict(self)}

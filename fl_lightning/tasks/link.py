@@ -25,9 +25,11 @@ class LinkPrediction(Task):
 
     Attributes:
         num_relations: Kinds of links; 1 if all are alike.
+        across_clients: Whether a client also scores pairs of an own node with one of another client.
     """
 
     num_relations: int = 1
+    across_clients: bool = False
 
     examples = "pairs"
     example = "pair"
@@ -42,6 +44,12 @@ class LinkPrediction(Task):
     def target(self) -> Target:
         """Linked or not."""
         return LINKS
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """Which pairs are candidates, as metrics depend on it."""
+        other = ", and of an own node with one of another client to which there is an edge"
+        return {"candidates": f"pairs of a client's own nodes{other if self.across_clients else ''}"}
 
     def collator(  # noqa: D102
         self,

@@ -91,7 +91,10 @@ def test_a_site_refuses_another_task_than_its_own(make_trainer, tmp_path) -> Non
         ({"name": "Guessing"}, "task must be one of NodeClassification, NodeRegression"),
         ("NodeRegression", "task must be one of"),
         ({"name": "NodeRegression", "multi_label": False}, "task must have name and nothing else"),
-        ({"name": "LinkPrediction", "num_relations": True}, "task num_relations must be an integer in"),
+        (
+            {"name": "LinkPrediction", "num_relations": True, "across_clients": False},
+            "num_relations must be an integer",
+        ),
     ):
         wrong = Message(kind="start", about={**start.about, "task": task}, tensors=start.tensors)
         response = Message.read(sites[0].respond(wrong.wire))

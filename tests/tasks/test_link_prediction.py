@@ -14,6 +14,7 @@ from fl_lightning.batches.base import single
 from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.batches.pairs import ClientPairs
 from fl_lightning.callbacks import RunReport
+from fl_lightning.callbacks.result_table import result_table
 from fl_lightning.data import InMemorySource
 from fl_lightning.models import GCN, LinkGCN
 from fl_lightning.report.record import RunRecord
@@ -146,6 +147,25 @@ def test_the_dot_product_by_hand(tmp_path) -> None:
     torch.testing.assert_close(net(batch).logits, expected)
 
 
+def test_links_between_clients_are_found_and_said(make_trainer, tmp_path) -> None:
+    """Nodes are linked by a group that no client's own edges show: each has links to other clients alone."""
+    pairs = torch.combinations(torch.arange(60))
+    kept = (pairs[:, 0] % 2 == pairs[:, 1] % 2) & (pairs[:, 0] % 3 != pairs[:, 1] % 3)
+    few = torch.rand(len(pairs), generator=torch.Generator().manual_seed(1)) < 0.5
+    graph = Data(x=torch.ones(60, 1), edge_index=pairs[kept & few].t(), membership=torch.arange(60) % 3)
+    settings = {"source": InMemorySource(graph), "candidates": "across", "features": "identity"}
+    data = link_data(tmp_path, **settings)
+    trainer = make_trainer(num_rounds=8)
+    result = trainer.fit(ClientModule(LinkGCN), data, FedAvg())
+    assert result["test/auroc"] > 0.8
+    said = json.loads((trainer.run.folder / "result.json").read_text())["candidates"]
+    assert said == data.task.notes["candidates"]
+    assert "of an own node with one of another client" in said
+    names, values = (list(column.cells) for column in result_table(trainer, []).columns)
+    assert values[names.index("candidates")] == said
+    assert LinkPrediction().notes == {"candidates": "pairs of a client's own nodes"}
+
+
 def test_distmult_by_hand(tmp_path) -> None:
     data = link_data(tmp_path, source=InMemorySource(relational_graph()))
     assert data.task == LinkPrediction(num_relations=2)
@@ -272,5 +292,5 @@ def test_the_report_has_the_scores_and_the_heuristics(make_trainer, tmp_path) ->
 
 
 def test_the_task_as_data() -> None:
-    assert LinkPrediction().plain == {"name": "LinkPrediction", "num_relations": 1}
+    assert LinkPrediction().plain == {"name": "LinkPrediction", "num_relations": 1, "across_clients": False}
     assert "pairs of a graph's nodes" in LinkPrediction().not_private

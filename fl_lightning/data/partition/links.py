@@ -7,6 +7,7 @@ as well.
 Shape legend: N nodes of the global graph or of a client, U undirected edges, P pairs, M candidates.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
@@ -17,11 +18,14 @@ from torch_geometric.data import Data
 
 from fl_lightning.data.adjacency import adjacency_matrix
 from fl_lightning.data.allocation import Asked
+from fl_lightning.data.partition.cross_edges import cross_edges
 from fl_lightning.data.partition.record import PartitionRecord, hash_graph
 from fl_lightning.data.settings import check_count, check_number
 from fl_lightning.data.split import Role
 from fl_lightning.kernels.randomness import derive_key, generator, pair_words, subkey
 
+#: Which pairs of nodes a client scores.
+Candidates = Literal["own", "across"]
 #: How pairs without a link are drawn.
 Negatives = Literal["uniform", "degree", "hard"]
 #: Candidates of a client for each negative of a step.
@@ -45,6 +49,8 @@ class LinkDraws:
         pool_size: Pairs in each of a client's fixed pools, for validation and test; fewer where there are not as many.
         message_fraction: Share of the training links along which messages are sent. Below 1 only the others are trained
             on, so that no training link sees itself.
+        candidates: ``own``, pairs of a client's own nodes; ``across``, pairs of an own node with a node of another
+            client to which the client has an edge, too.
 
     Raises:
         ValueError: A setting is out of range.
@@ -54,8 +60,11 @@ class LinkDraws:
     num_negatives: int = 1
     pool_size: int = 500
     message_fraction: float = 1.0
+    candidates: Candidates = "own"
 
     def __post_init__(self) -> None:
+        if self.candidates not in get_args(Candidates):
+            raise ValueError(f"candidates must be {' or '.join(get_args(Candidates))}, got {self.candidates!r}")
         if self.negatives not in get_args(Negatives):
             raise ValueError(f"negatives must be {' or '.join(get_args(Negatives))}, got {self.negatives!r}")
         check_count("num_negatives", self.num_negatives, most=1000)
@@ -63,8 +72,9 @@ class LinkDraws:
         check_number("message_fraction", self.message_fraction, most=1, above_0=True)
 
     def identity(self) -> dict[str, Any]:
-        """The settings as JSON-ready values."""
-        return asdict(self)
+        """The settings as JSON-ready values, without what is as it always was."""
+        settings = asdict(self)
+        return {name: value for name, value in settings.items() if (name, value) != ("candidates", "own")}
 
 
 def undirected_edges(data: Data) -> Tensor:
@@ -87,6 +97,8 @@ def link_record(data: Data, asked: Asked, draws: LinkDraws) -> PartitionRecord:
     """
     assert asked.partitioner is not None
     node_idx = asked.partitioner(data, asked.seed)
+    cross = cross_edges(data, node_idx, "candidates: across") if draws.candidates == "across" else ()
+    held = held_nodes(node_idx, cross)
     edge_U2, masks = undirected_edges(data), dict[str, Tensor]()
     time_U, role_U = data.get("link_time"), data.get("link_role")
     order_U = torch.arange(len(edge_U2)) if time_U is None else time_U.argsort(stable=True)
@@ -95,15 +107,15 @@ def link_record(data: Data, asked: Asked, draws: LinkDraws) -> PartitionRecord:
     if role_U is not None:
         roles_given = (Role.TRAIN, Role.VAL, Role.TEST)
         masks = {f"{role.name.lower()}_mask": role_U[order_U] == role for role in roles_given}
-    inside = [_inside(edge_U2, nodes, data.num_nodes or 0) for nodes in node_idx]
+    inside = [_inside(edge_U2, nodes, data.num_nodes or 0, reaching=bool(cross)) for nodes in node_idx]
     if lacking := [client for client, edges in enumerate(inside) if not len(edges)]:
         raise ValueError(f"clients {lacking} have no link: use fewer and larger clients, or another partitioner")
     split = Data(y=torch.zeros(len(edge_U2), dtype=torch.int64), num_nodes=len(edge_U2), **masks)
     roles = asked.splitter(split, inside, asked.seed)
     key = torch.tensor(derive_key(asked.seed, "links"))
     clients = [
-        _pairs(nodes, edge_U2[edges], role, key, draws, client)
-        for client, (nodes, edges, role) in enumerate(zip(node_idx, inside, roles, strict=True))
+        _pairs(nodes, torch.isin(nodes, own), edge_U2[edges], role, key, draws, client)
+        for client, (nodes, own, edges, role) in enumerate(zip(held, node_idx, inside, roles, strict=True))
     ]
     if relation_U is not None:
         clients = [
@@ -116,20 +128,40 @@ def link_record(data: Data, asked: Asked, draws: LinkDraws) -> PartitionRecord:
         graph_hash=hash_graph(data),
         pairs=tuple(each[0] for each in clients),
         candidates=tuple(each[2] for each in clients),
+        cross_edges=cross,
     )
 
 
-def _inside(edge_U2: Tensor, nodes: Tensor, num_nodes: int) -> Tensor:
-    """Which edges have both ends among some nodes."""
+def held_nodes(node_idx: Sequence[Tensor], cross: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The nodes of each client, ascending, with those of other clients to which it has an edge, if these are kept."""
+    if not cross:
+        return tuple(node_idx)
+    every = (torch.cat([nodes, edges.flatten()]) for nodes, edges in zip(node_idx, cross, strict=True))
+    return tuple(torch.unique(each) for each in every)
+
+
+def _inside(edge_U2: Tensor, nodes: Tensor, num_nodes: int, *, reaching: bool) -> Tensor:
+    """Which edges have both ends among some nodes, or also one of them."""
     has_N = torch.zeros(num_nodes, dtype=torch.bool)
     has_N[nodes] = True
-    return has_N[edge_U2].all(dim=1).nonzero().flatten()
+    ends_U2 = has_N[edge_U2]
+    return (ends_U2.any(dim=1) if reaching else ends_U2.all(dim=1)).nonzero().flatten()
 
 
 def _pairs(
-    nodes: Tensor, edge_E2: Tensor, role_E: Tensor, key: Tensor, draws: LinkDraws, client: int
+    nodes: Tensor, own_N: Tensor, edge_E2: Tensor, role_E: Tensor, key: Tensor, draws: LinkDraws, client: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A client's pairs (P, 3) and their roles (P,) as the record has them, and its candidates (M, 2)."""
+    """A client's pairs (P, 3) and their roles (P,) as the record has them, and its candidates (M, 2).
+
+    Args:
+        nodes: The nodes that it knows of.
+        own_N: Which of them are its own.
+        edge_E2: Its links.
+        role_E: Their roles.
+        key: Of the draws that all clients share.
+        draws: The settings.
+        client: Its index.
+    """
     link_E2 = torch.searchsorted(nodes, edge_E2)
     trains_E = role_E == Role.TRAIN
     sends_E = trains_E & (_share(key, "messages", edge_E2) < draws.message_fraction)
@@ -141,7 +173,7 @@ def _pairs(
             f"message_fraction={draws.message_fraction:g} leaves client {client} with {int(sends_E.sum())} links to "
             f"send messages along and {count} to train on: bring it nearer to 0.5, or use fewer and larger clients"
         )
-    others = _Others(nodes, link_E2, link_E2[sends_E], key, draws, client)
+    others = _Others(nodes, own_N, link_E2, link_E2[sends_E], key, draws, client)
     val_V2, test_T2, candidate_M2 = others.pools(count * draws.num_negatives)
     if not len(candidate_M2):
         raise ValueError(
@@ -180,7 +212,8 @@ class _Others:
     """The pairs of a client's nodes that are not linked, whatever the role of the links.
 
     Args:
-        nodes: The client's nodes in the global graph, ascending.
+        nodes: The nodes that the client knows of, by index in the global graph, ascending.
+        own_N: Which of them are its own; one of each pair is.
         link_E2: All of its links, by place among its nodes.
         message_E2: Those along which messages are sent.
         key: Of the draws that all clients share.
@@ -189,6 +222,7 @@ class _Others:
     """
 
     nodes: Tensor
+    own_N: Tensor
     link_E2: Tensor
     message_E2: Tensor
     key: Tensor
@@ -219,6 +253,7 @@ class _Others:
             chosen = torch.cat([self._two_steps(4 * count), chosen])
         code_P = self._code(chosen.sort(dim=1).values)
         fits_P = (chosen[:, 0] != chosen[:, 1]) & ~torch.isin(code_P, self._code(self.link_E2))
+        fits_P &= self.own_N[chosen].any(dim=1)
         _, first = np.unique(code_P[fits_P].numpy(), return_index=True)
         code_P = code_P[fits_P][torch.from_numpy(np.sort(first))]
         return torch.stack([code_P // len(self.nodes), code_P % len(self.nodes)], dim=1)
@@ -238,7 +273,8 @@ class _Others:
         """All pairs in random order, or random ones of very many."""
         number = len(self.nodes)
         if number * (number - 1) // 2 > _LISTED:
-            return self._random(torch.ones(number, dtype=torch.float64), count + len(self.link_E2))
+            share = 1 - (1 - float(self.own_N.double().mean())) ** 2  # of the pairs, with an own node
+            return self._random(torch.ones(number, dtype=torch.float64), round((count + len(self.link_E2)) / share))
         pairs = torch.combinations(torch.arange(number))
         return pairs[_share(self.key, "order", self.nodes[pairs]).argsort(stable=True)]
 

@@ -30,6 +30,8 @@ class PartitionRecord:
             nodes, and 0 for no link, 1 for a link, 2 for a link along which messages are sent; roles are then theirs.
             Of links with relations a fourth column has these.
         candidates: For each client pairs without a link from which training draws, int64 (M, 2); else empty.
+        cross_edges: For each client the edges to and from other clients, int64 (2, X) (``partition/cross_edges.py``);
+            empty where they are not kept.
     """
 
     node_idx: tuple[Tensor, ...]
@@ -37,6 +39,7 @@ class PartitionRecord:
     graph_hash: str
     pairs: tuple[Tensor, ...] = ()
     candidates: tuple[Tensor, ...] = ()
+    cross_edges: tuple[Tensor, ...] = ()
 
     def groups(self) -> tuple[int, ...]:
         """Which clients were drawn from one part: those that share nodes with each other, directly or by others.
@@ -55,9 +58,9 @@ class PartitionRecord:
         """Return the SHA-256 (hex) of the partition, the split, the graph and of what they were made by."""
         digest = hashlib.sha256(canonical_json(identity).encode())
         digest.update(self.graph_hash.encode())
-        for tensor in (*self.node_idx, *self.roles, *self.pairs, *self.candidates):
+        for tensor in (*self.node_idx, *self.roles, *self.pairs, *self.candidates, *self.cross_edges):
             digest.update(tensor.numel().to_bytes(8, "little"))
-            digest.update(tensor.numpy().tobytes())
+            digest.update(tensor.contiguous().numpy().tobytes())
         return digest.hexdigest()
 
     def save(self, path: Path) -> None:
@@ -72,6 +75,7 @@ class PartitionRecord:
             "roles": list(self.roles),
             "pairs": list(self.pairs),
             "candidates": list(self.candidates),
+            "cross_edges": list(self.cross_edges),
             "content_hash": self.content_hash({}),
         }
         save(path, state)
@@ -81,10 +85,8 @@ class PartitionRecord:
         """Read a record; None if there is none, and None with a warning if the file is damaged."""
 
         def check(state: dict[str, Any]) -> "PartitionRecord":
-            record = cls(
-                graph_hash=state["graph_hash"],
-                **{name: tuple(state.get(name, ())) for name in ("node_idx", "roles", "pairs", "candidates")},
-            )
+            names = ("node_idx", "roles", "pairs", "candidates", "cross_edges")
+            record = cls(graph_hash=state["graph_hash"], **{name: tuple(state.get(name, ())) for name in names})
             if record.content_hash({}) != state["content_hash"]:
                 raise ValueError("its content has changed")
             return record

@@ -19,7 +19,14 @@ from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.batches.pairs import ClientPairs
 from fl_lightning.data.allocation import Allocation, Asked, masks_of
 from fl_lightning.data.partition.cut import CutGraph, cache_key
-from fl_lightning.data.partition.links import LinkDraws, Negatives, link_record, undirected_edges
+from fl_lightning.data.partition.links import (
+    Candidates,
+    LinkDraws,
+    Negatives,
+    held_nodes,
+    link_record,
+    undirected_edges,
+)
 from fl_lightning.data.partition.partitioners import Partitioner
 from fl_lightning.data.partition.record import PartitionRecord
 from fl_lightning.data.partition.subgraphs import client_graphs
@@ -40,7 +47,10 @@ class Links(Source):
     """The links of a graph: whether two nodes of a client are linked.
 
     Every undirected edge between two nodes of a client is a link with one role. Messages are sent along the training
-    links and no others, in both directions. Pairs of nodes of different clients are no candidates: no client sees both.
+    links and no others, in both directions. Pairs of nodes of different clients are no candidates, as no client sees
+    both, unless ``candidates`` says so: an edge between clients is then a link of both of them, with one role, and each
+    has the other's node without its features.
+
     A graph needs no labels. It may have ``edge_time``, a number for each edge, by which links are ordered for
     ``ChronologicalSplit``; ``val_edge_index`` and ``test_edge_index`` (2, any number), for ``GivenSplit``: the other
     edges train; and ``edge_type``, the number of each edge's relation, which the decoder ``distmult`` of
@@ -56,6 +66,9 @@ class Links(Source):
         pool_size: Pairs in each of a client's fixed pools for validation and test, at most.
         message_fraction: Share of the training links along which messages are sent; below 1 only the others are trained
             on, so that no training link sees itself.
+        candidates: ``own``, pairs of a client's own nodes; ``across``, also those of an own node with a node of another
+            client to which the client has an edge. Nodes then have the features ``structure`` or ``identity``, as the
+            features of other clients' nodes are not known; the splitter must give a link one role for all clients.
 
     Raises:
         ValueError: A setting is out of range, or the source is not of a graph.
@@ -69,6 +82,7 @@ class Links(Source):
         num_negatives: int = 1,
         pool_size: int = 500,
         message_fraction: float = 1.0,
+        candidates: Candidates = "own",
     ) -> None:
         if not isinstance(source, GraphSource):
             raise ValueError(f"Links.source is {type(source).__name__}: give the source of a graph")
@@ -78,8 +92,17 @@ class Links(Source):
             raise ValueError("Links is for undirected graphs: set source.undirected of its graph to true")
         self.source, self.features = source, features
         self.draws = LinkDraws(
-            negatives=negatives, num_negatives=num_negatives, pool_size=pool_size, message_fraction=message_fraction
+            negatives=negatives,
+            num_negatives=num_negatives,
+            pool_size=pool_size,
+            message_fraction=message_fraction,
+            candidates=candidates,
         )
+        if candidates == "across" and features == "own":
+            raise ValueError(
+                "candidates: across pairs own nodes with those of other clients, whose features are not known: set "
+                "features to structure or identity"
+            )
 
     def __str__(self) -> str:
         """With the graph."""
@@ -87,7 +110,7 @@ class Links(Source):
 
     def given(self) -> dict[str, Any]:
         """Settings that are stored under other names."""
-        return self.draws.identity()
+        return dataclasses.asdict(self.draws)
 
     def identity(self) -> dict[str, Any]:
         """What the graph depends on, and the settings."""
@@ -174,7 +197,8 @@ class Links(Source):
             record = link_record(data, asked, self.draws)
             record.save(path)
         relation_U = data.get("link_relation")
-        task = LinkPrediction(num_relations=1 if relation_U is None else int(relation_U.max()) + 1)
+        num_relations = 1 if relation_U is None else int(relation_U.max()) + 1
+        task = LinkPrediction(num_relations=num_relations, across_clients=self.draws.candidates == "across")
         return CutGraph(data=data, task=task, record=record, dropped=dropped(raw, data))
 
     def _identity(self, asked: Asked) -> dict[str, Any]:
@@ -184,10 +208,13 @@ class Links(Source):
     def allocate(self, asked: Asked, prepared: CutGraph) -> Allocation:
         """The pairs of each client."""
         data, record = prepared.data, prepared.record
-        nobody = tuple(torch.zeros(len(nodes), dtype=torch.int8) for nodes in record.node_idx)
+        held = held_nodes(record.node_idx, record.cross_edges)
+        nobody = tuple(torch.zeros(len(nodes), dtype=torch.int8) for nodes in held)
         user_names = getattr(asked.partitioner, "attribute", None) == self.source.clients_by
         names = self.source.client_names if user_names else None
-        graphs, edges_lost = client_graphs(data, dataclasses.replace(record, roles=nobody), names)
+        graphs, edges_lost = client_graphs(data, dataclasses.replace(record, node_idx=held, roles=nobody), names)
+        if record.cross_edges:
+            edges_lost = (0,) * len(graphs)
         if self.features == "identity":
             check_size(sum(graph.num_nodes for graph in graphs) * (data.num_nodes or 0), "features: identity")
         clients = tuple(

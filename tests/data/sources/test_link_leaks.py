@@ -65,6 +65,19 @@ def test_partitioners(partitioner, negatives, fraction, tmp_path) -> None:
     assert made.num_outputs == 1
 
 
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+@pytest.mark.parametrize("partitioner", [p for p in PARTITIONERS if "Overlap" not in name_of(p)], ids=name_of)
+def test_links_between_clients(partitioner, fraction, tmp_path) -> None:
+    settings = {"candidates": "across", "features": "structure", "message_fraction": fraction}
+    made = link_data(tmp_path, partitioner, source=COMMUNITIES, **settings)
+    check_no_leak(made)
+    assert made.task == LinkPrediction(across_clients=True)
+    assert [row.edges_lost for row in made.statistics().rows] == [0] * len(made.clients)
+    alone = link_data(tmp_path, partitioner, source=COMMUNITIES, **{**settings, "candidates": "own"})
+    assert made.partition_hash != alone.partition_hash
+    assert sum(each.size for each in made.clients) > sum(each.size for each in alone.clients)
+
+
 def test_all_partitioners_are_tested() -> None:
     known = {n for n in data.__all__ if n.endswith("Partitioner") and getattr(data, n) is not Partitioner}
     assert known == set(map(name_of, PARTITIONERS))
@@ -116,11 +129,12 @@ def client(net, task=None) -> ClientModule:
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
-@pytest.mark.parametrize("overlapping", [False, True])
+@pytest.mark.parametrize("clients", ["disjoint", "overlapping", "linked"])
 @pytest.mark.parametrize("kind", ["sequential", "stacked", "sites"])
-def test_executors_and_sites(kind, overlapping, fraction, spy, make_trainer, tmp_path) -> None:
-    partitioner = OverlappingMetisPartitioner(4, 2, 0.7) if overlapping else MetisPartitioner(3)
-    made = link_data(tmp_path, partitioner, source=COMMUNITIES, features="identity", message_fraction=fraction)
+def test_executors_and_sites(kind, clients, fraction, spy, make_trainer, tmp_path) -> None:
+    partitioner = OverlappingMetisPartitioner(4, 2, 0.7) if clients == "overlapping" else MetisPartitioner(3)
+    settings = {"message_fraction": fraction, "candidates": "across" if clients == "linked" else "own"}
+    made = link_data(tmp_path, partitioner, source=COMMUNITIES, features="identity", **settings)
     strategy = FedAvg(num_epochs=1)
     if kind == "sites":
         sites = make_sites(made.clients, tmp_path / "sites", lambda: (client(spy, made.task), FedAvg(num_epochs=1)))

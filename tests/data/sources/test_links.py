@@ -196,6 +196,8 @@ def test_the_graphs_of_the_benchmark(tmp_path) -> None:
     [
         ({"source": COMMUNITIES, "features": "none"}, "features must be own or structure or identity, got 'none'"),
         ({"source": COMMUNITIES, "negatives": "easy"}, "negatives must be uniform or degree or hard, got 'easy'"),
+        ({"source": COMMUNITIES, "candidates": "all"}, "candidates must be own or across, got 'all'"),
+        ({"source": COMMUNITIES, "candidates": "across"}, "candidates: across pairs own nodes with those of other"),
         ({"source": COMMUNITIES, "pool_size": 0}, "pool_size must be at least 1, got 0"),
         ({"source": COMMUNITIES, "message_fraction": 0.0}, r"message_fraction must be a number in \(0, 1\], got 0"),
         ({"source": InMemorySource(link_graph(), undirected=False)}, "Links is for undirected graphs: set"),
@@ -230,6 +232,11 @@ def test_wrong_data_are_named(tmp_path) -> None:
     graph = Data(x=torch.ones(9, 1), edge_index=torch.tensor([[0, 1, 2], [1, 0, 3]]), edge_type=torch.tensor([4, 2, 0]))
     with pytest.raises(ValueError, match="nodes 0 and 1 have edges of the types 2 and 4, but a pair of nodes has one"):
         link_data(tmp_path, RandomPartitioner(1), source=InMemorySource(graph))
+    across = {"candidates": "across", "features": "identity", "source": COMMUNITIES}
+    with pytest.raises(ValueError, match=r"candidates: across is for disjoint clients, but node \d+ is at"):
+        link_data(tmp_path, OverlappingMetisPartitioner(2, 2, 0.9), **across)
+    with pytest.raises(ValueError, match=r"ClientSplit splits inside each client, and these clients overlap"):
+        link_data(tmp_path, RandomPartitioner(3), splitter=ClientSplit(0.8, 0.1), **across)
     numbers = InMemorySource(link_graph().update({"y": torch.rand(90, 2)}))
     with pytest.raises(ValueError, match="DirichletPartitioner shares nodes out by their classes, but these have"):
         link_data(tmp_path, DirichletPartitioner(3), source=numbers)
