@@ -10,7 +10,7 @@ from fl_lightning.batches.base import single
 NUM_FEATURES, NUM_CLASSES = 4, 3
 
 
-def directed_graph(num_nodes: int = 9, *, weighted: bool = False, seed: int = 0) -> ClientGraph:
+def directed_graph(num_nodes: int = 9, *, weighted: bool = False, attributes: int = 0, seed: int = 0) -> ClientGraph:
     """Random edges, few of which have their reverse; some weights are 0, some above 1."""
     draw = torch.Generator().manual_seed(seed)
     linked_NN = (torch.rand(num_nodes, num_nodes, generator=draw) < 0.3).fill_diagonal_(False)
@@ -27,6 +27,7 @@ def directed_graph(num_nodes: int = 9, *, weighted: bool = False, seed: int = 0)
         test_mask_N=role_N == 2,
         node_idx_N=torch.arange(num_nodes),
         edge_weight_E=weight_E if weighted else None,
+        edge_attr_EK=torch.randn(edges_2E.shape[1], attributes, generator=draw) if attributes else None,
     )
 
 

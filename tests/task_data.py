@@ -64,7 +64,7 @@ class LabeledRows(ExampleSource):
         return Examples(names=("a", "b", "c"), x=x, y=y, num_outputs=3, multi_label=True, gaps=True)
 
 
-def graphs_of(num_clients: int = 3, *, kind: str = "classes") -> list[list[Data]]:
+def graphs_of(num_clients: int = 3, *, kind: str = "classes", edge_attributes: int = 0) -> list[list[Data]]:
     """For each client some graphs: rings and stars, which only their degrees and one noisy feature tell apart."""
     draw = torch.Generator().manual_seed(9)
     clients = []
@@ -82,14 +82,20 @@ def graphs_of(num_clients: int = 3, *, kind: str = "classes") -> list[list[Data]
                 "numbers": x.mean(dim=0)[None, :2] + 0.01,
                 "labels": torch.tensor([[is_star, 1 - is_star, int(size > 6)]]).float(),
             }[kind]
-            own.append(Data(x=x, edge_index=edges, edge_weight=weight, y=y))
+            more = {}
+            if edge_attributes:
+                more["edge_attr"] = torch.randn(edges.shape[1], edge_attributes, generator=draw)
+            own.append(Data(x=x, edge_index=edges, edge_weight=weight, y=y, **more))
         clients.append(own)
     return clients
 
 
-def graph_data(*, kind: str = "classes", batch_size: int | None = None, **settings: Any) -> FederatedDataModule:
+def graph_data(
+    *, kind: str = "classes", batch_size: int | None = None, edge_attributes: int = 0, **settings: Any
+) -> FederatedDataModule:
     """Those clients."""
-    data = FederatedDataModule(graphs_of(kind=kind), batch_size=batch_size, **settings)  # type: ignore[arg-type]
+    graphs = graphs_of(kind=kind, edge_attributes=edge_attributes)
+    data = FederatedDataModule(graphs, batch_size=batch_size, **settings)  # type: ignore[arg-type]
     data.setup()
     return data
 

@@ -1,6 +1,6 @@
 """Many graphs of each client as one block-diagonal graph, drawn in mini-batches of whole graphs.
 
-Shape legend: C clients, G graphs and N nodes of a client (padded), B graphs of a mini-batch, M nodes of these.
+Shape legend: C clients, G graphs and N nodes of a client (padded), B graphs of a mini-batch, M nodes or edges of these.
 """
 
 import dataclasses
@@ -15,6 +15,7 @@ from fl_lightning.batches.base import EXAMPLES, NODES, common_fields, pad
 from fl_lightning.batches.client_data import ClientData, joined_fields
 from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.batches.draws import DrawnBatch, DrawnCollator
+from fl_lightning.batches.edge_fields import incidence_fields
 from fl_lightning.batches.graphs import GraphBatch, GraphCollator, Pooling
 
 
@@ -29,6 +30,11 @@ class ClientGraphs(ClientData):
 
     union: ClientGraph
     num_nodes_G: Tensor
+
+    @property
+    def graph_of_N(self) -> Tensor:
+        """The graph of each node."""
+        return torch.arange(self.size).repeat_interleave(self.num_nodes_G)
 
     @property
     def inputs(self) -> Tensor:
@@ -60,11 +66,13 @@ class GraphSetBatch(GraphBatch, DrawnBatch):
         num_nodes: Number of nodes of each graph, which are consecutive, int64 (C, G); 0 for padding.
         graph_of: The graph of each node, int64 (C, N); any for padding.
         most_nodes: No graph has more nodes.
+        num_edges: Number of edges of each graph, which are consecutive, int64 (C, G); None if edges have no attributes.
     """
 
     num_nodes: Tensor = field(metadata=EXAMPLES)
     graph_of: Tensor = field(metadata=NODES)
     most_nodes: int
+    num_edges: Tensor | None = field(default=None, metadata=EXAMPLES)
 
     def pool(self, value_ND: Tensor, how: Pooling = "mean") -> Tensor:
         """Sum, mean or maximum over the nodes of each graph, (G, D), 0 for padding; also on a stack and under vmap."""
@@ -91,26 +99,68 @@ class GraphSetBatch(GraphBatch, DrawnBatch):
     def _pick(self, key: Tensor, order: Tensor, drawn_mask: Tensor) -> "GraphSetBatch":
         """The graphs with the given indices, (C, B), some of which may be padding, and only their nodes."""
         chosen = super()._pick(key, order, drawn_mask)
-        count_B = chosen.num_nodes * drawn_mask
-        end_B = count_B.cumsum(dim=-1)
-        first_G = self.num_nodes.cumsum(dim=-1) - self.num_nodes
-        place_M = torch.arange(max(1, int(end_B.max())), device=key.device).expand(*end_B.shape[:-1], -1).contiguous()
-        graph_M = torch.searchsorted(end_B, place_M, right=True).clamp(max=end_B.shape[-1] - 1)
-        node_mask = place_M < end_B[..., -1:]
-        moved_B = first_G.gather(-1, order) - (end_B - count_B)
-        node_M = torch.where(node_mask, place_M + moved_B.gather(-1, graph_M), 0)
-
-        def pick(value: Tensor) -> Tensor:
-            index = node_M.view(*node_M.shape, *[1] * (value.dim() - node_M.dim()))
-            return value.take_along_dim(index, dim=node_M.dim() - 1)
-
-        others = {"num_nodes": count_B, "graph_of": graph_M, "node_mask": node_mask}
-        tensors = {name: pick(tensor) for name, tensor in self.named_by("nodes").items() if name not in others}
-        return dataclasses.replace(
+        graph_M, node_mask, moved_M = _places(self.num_nodes, order, drawn_mask, at_least=1)
+        node_M = torch.where(node_mask, moved_M + _range_like(moved_M), 0)
+        others = {"num_nodes": chosen.num_nodes * drawn_mask, "graph_of": graph_M, "node_mask": node_mask}
+        names = self.named_by("nodes").items()
+        tensors = {name: _rows(tensor, node_M) for name, tensor in names if name not in others}
+        picked = dataclasses.replace(
             chosen.replace({**tensors, **others}),
             adjacency=self.adjacency.moved(node_M, node_mask),
             links=None if self.links is None else self.links.moved(node_M, node_mask),
         )
+        return picked if self.num_edges is None else picked._with_edges_of(self, order, drawn_mask)
+
+    def _with_edges_of(self, whole: "GraphSetBatch", order: Tensor, drawn_mask: Tensor) -> "GraphSetBatch":
+        """The edges of the graphs that were picked."""
+        assert whole.num_edges is not None
+        assert whole.edge_ends is not None
+        assert whole.edge_attr is not None
+        assert whole.edge_targets is not None
+        graph_E, edge_mask, moved_E = _places(whole.num_edges, order, drawn_mask, at_least=0)
+        edge_E = torch.where(edge_mask, moved_E + _range_like(moved_E), 0)
+        moved_B = _moved(whole.num_nodes, order, drawn_mask)
+        ends = (_rows(whole.edge_ends, edge_E) - moved_B.gather(-1, graph_E).unsqueeze(-1)) * edge_mask.unsqueeze(-1)
+        dtype = whole.edge_targets.matrix.dtype
+        return dataclasses.replace(
+            self,
+            num_edges=whole.num_edges.gather(-1, order) * drawn_mask,
+            edge_attr=_rows(whole.edge_attr, edge_E),
+            **incidence_fields(ends, edge_mask, self.node_mask.shape[-1], dtype),
+        )
+
+
+def _moved(size_G: Tensor, order_B: Tensor, drawn_mask_B: Tensor) -> Tensor:
+    """How far each of some graphs comes to the front, in units of what it has ``size`` of, (C, B)."""
+    count_B = size_G.gather(-1, order_B) * drawn_mask_B
+    first_G = size_G.cumsum(dim=-1) - size_G
+    return first_G.gather(-1, order_B) - (count_B.cumsum(dim=-1) - count_B)
+
+
+def _places(size_G: Tensor, order_B: Tensor, drawn_mask_B: Tensor, *, at_least: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of what some graphs have one after another: whose it is, what is no padding, how far it comes to the front.
+
+    Args:
+        size_G: How many each graph has, (C, G).
+        order_B: The graphs.
+        drawn_mask_B: Which of them are no padding.
+        at_least: Length of the result if there is nothing.
+    """
+    end_B = (size_G.gather(-1, order_B) * drawn_mask_B).cumsum(dim=-1)
+    place_M = torch.arange(max(at_least, int(end_B.max())), device=end_B.device)
+    place_M = place_M.expand(*end_B.shape[:-1], -1).contiguous()
+    graph_M = torch.searchsorted(end_B, place_M, right=True).clamp(max=end_B.shape[-1] - 1)
+    return graph_M, place_M < end_B[..., -1:], _moved(size_G, order_B, drawn_mask_B).gather(-1, graph_M)
+
+
+def _range_like(value_M: Tensor) -> Tensor:
+    return torch.arange(value_M.shape[-1], device=value_M.device)
+
+
+def _rows(value: Tensor, row_M: Tensor) -> Tensor:
+    """Some rows of each client's, (C, M, ...)."""
+    index = row_M.view(*row_M.shape, *[1] * (value.dim() - row_M.dim()))
+    return value.take_along_dim(index, dim=row_M.dim() - 1)
 
 
 class GraphSetCollator(DrawnCollator):
@@ -124,10 +174,16 @@ class GraphSetCollator(DrawnCollator):
         return GraphSetBatch(
             num_nodes=pad([each.num_nodes_G for each in members], self.device),
             most_nodes=max(int(each.num_nodes_G.max()) for each in members),
-            graph_of=pad(
-                [torch.arange(each.size).repeat_interleave(each.num_nodes_G) for each in members], self.device
-            ),
+            graph_of=pad([each.graph_of_N for each in members], self.device),
             **common_fields(members, device=self.device, dtype=self.dtype),
             **{**nodes.graph_fields(unions), "plain": None},
+            num_edges=self._num_edges(members),
             **self.drawing,
         )
+
+    def _num_edges(self, members: Sequence[ClientGraphs]) -> Tensor | None:
+        """Number of edges of each graph; None if edges have no attributes."""
+        if any(each.union.edge_attr_EK is None for each in members):
+            return None
+        counts = [each.graph_of_N[each.union.edge_index_2E[0]].bincount(minlength=each.size) for each in members]
+        return pad(counts, self.device)

@@ -3,11 +3,9 @@
 Shape legend: C clients, N nodes (padded to the largest client of the batch), F features.
 """
 
-import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -16,10 +14,12 @@ from torch import Tensor
 
 from fl_lightning.batches.base import NODES, ONE_CLIENT, Batch, Collator, common_fields, pad
 from fl_lightning.batches.client_graph import ClientGraph
+from fl_lightning.batches.edge_fields import EDGES, ENDS, edge_fields
+from fl_lightning.batches.plain_graph import PlainGraph
 from fl_lightning.kernels.block_sparse import BlockSparse, block_matmul
 from fl_lightning.kernels.csr import coordinates
 from fl_lightning.kernels.edge_products import Edges
-from fl_lightning.kernels.edges import drop_edges, kept_columns, mask_columns
+from fl_lightning.kernels.edges import drop_edges, kept_columns, kept_edges, mask_columns
 from fl_lightning.kernels.randomness import subkey
 
 #: What is made of the nodes of a graph.
@@ -43,51 +43,6 @@ SPARSE_FEATURE_DENSITY = 0.05
 SQUARE = {"axes": ("nodes", "nodes")}
 
 
-class PlainGraph:
-    """One client's graph in the form of PyG layers, on the device.
-
-    Attributes:
-        x: Features (N, F).
-        edge_index: Edges (2, E), source and target, without self loops; both directions unless the graph is directed.
-        edge_weight: Weight of each edge (E,), or None.
-        edge_attr: Attributes of each edge (E, K), or None.
-    """
-
-    def __init__(self, graph: ClientGraph, *, device: torch.device, dtype: torch.dtype) -> None:
-        self._graph, self._device, self._dtype = graph, device, dtype
-
-    def view(self, x: Tensor, kept_E: Tensor | None = None) -> "PlainGraph":
-        """The graph with other features (N, F), and with some of its edges, boolean (E,); None for all edges."""
-        other = copy.copy(self)
-        other.x = x
-        for name in () if kept_E is None else ("edge_index", "edge_weight", "edge_attr"):
-            if (value := getattr(self, name, None)) is not None:
-                setattr(other, name, value[:, kept_E] if name == "edge_index" else value[kept_E])
-        return other
-
-    @cached_property
-    def x(self) -> Tensor:
-        """Features (N, F)."""
-        return self._graph.x_NF.to(self._device, self._dtype)
-
-    @cached_property
-    def edge_index(self) -> Tensor:
-        """Edges (2, E)."""
-        return self._graph.edge_index_2E.to(self._device)
-
-    @cached_property
-    def edge_weight(self) -> Tensor | None:
-        """Weights of the edges (E,); None if they have none."""
-        weight_E = self._graph.edge_weight_E
-        return None if weight_E is None else weight_E.to(self._device, self._dtype)
-
-    @cached_property
-    def edge_attr(self) -> Tensor | None:
-        """Attributes of the edges (E, K); None if they have none."""
-        attr_EK = self._graph.edge_attr_EK
-        return None if attr_EK is None else attr_EK.to(self._device, self._dtype)
-
-
 @dataclass(frozen=True, kw_only=True)
 class GraphBatch(Batch):
     """Graphs as a client's model sees them. Padding nodes have every mask false and no edges.
@@ -104,6 +59,11 @@ class GraphBatch(Batch):
         neighbor_ids: Ids of each node's neighbors, int64 (C, N, M), 0 for none; None if clients have none.
         links: The edges as an (N, N) operator of ones without loops; None if they follow from Â, as for graphs without
             weights.
+        edge_attr: Attributes of each edge (C, E, K); None if edges have none, like the next ones.
+        edge_mask: Edges that are not padding, nor left out of a random view (C, E).
+        edge_ends: Source and target of each edge, int64 (C, E, 2); any for padding.
+        edge_sources: Ones where a node is an edge's source, as an (N, E) operator.
+        edge_targets: Likewise of targets.
     """
 
     node_mask: Tensor = field(metadata=NODES)
@@ -115,10 +75,16 @@ class GraphBatch(Batch):
     plain: PlainGraph | None = field(default=None, metadata=ONE_CLIENT)
     neighbor_ids: Tensor | None = field(default=None, metadata=NODES)
     links: BlockSparse | None = field(default=None, metadata=SQUARE)
+    edge_attr: Tensor | None = field(default=None, metadata=EDGES)
+    edge_mask: Tensor | None = field(default=None, metadata=EDGES)
+    edge_ends: Tensor | None = field(default=None, metadata=EDGES)
+    edge_sources: BlockSparse | None = field(default=None, metadata=ENDS)
+    edge_targets: BlockSparse | None = field(default=None, metadata=ENDS)
 
     def masks(self) -> dict[str, Tensor]:
-        """The masks of examples and of nodes."""
-        return {**super().masks(), "nodes": self.node_mask}
+        """The masks of examples, of nodes, and of edges with attributes."""
+        masks = {**super().masks(), "nodes": self.node_mask}
+        return masks if self.edge_mask is None else {**masks, "edges": self.edge_mask}
 
     def transform(self, weight_FD: Tensor) -> Tensor:
         """X W, (N, D): the features, dense or sparse, through a linear map; also on a stack and under ``vmap``."""
@@ -149,6 +115,20 @@ class GraphBatch(Batch):
         scale_N1 = (self.degree + 1).to(value_ND.dtype).sqrt().unsqueeze(-1)
         summed_ND = block_matmul(self.adjacency, scale_N1 * value_ND, owner=self.node_mask)
         return scale_N1 * summed_ND - value_ND * self.node_mask.unsqueeze(-1)
+
+    def sum_messages(self, value_ND: Tensor, edge_ED: Tensor) -> Tensor:
+        """Σ over the edges to a node of ReLU(what the edge's source has + what the edge has), (N, D); likewise.
+
+        Args:
+            value_ND: What nodes have.
+            edge_ED: What edges with attributes have, in the order of ``edge_attr``.
+        """
+        assert self.edge_sources is not None
+        assert self.edge_targets is not None
+        assert self.edge_mask is not None
+        sent_ED = block_matmul(self.edge_sources, value_ND, transpose=True, owner=self.node_mask)
+        message_ED = (sent_ED + edge_ED).relu() * self.edge_mask.unsqueeze(-1)
+        return block_matmul(self.edge_targets, message_ED, owner=self.node_mask)
 
     def pool(self, value_ND: Tensor, how: Pooling = "mean") -> Tensor:
         """What the examples have, of what their nodes have: of nodes, which are examples themselves, the same."""
@@ -188,8 +168,21 @@ class GraphBatch(Batch):
             sparse_x = mask_columns(key, sparse_x, feature_dropout)
         elif x is not None:
             x = x * kept_columns(key, x.shape[-1], feature_dropout).unsqueeze(-2)
+        edge_mask = self.edge_mask
+        if edge_mask is not None:
+            assert self.edge_ends is not None
+            kept_E = kept_edges(subkey(view.key, "edges").unsqueeze(-1), self.edge_ends, edge_dropout)
+            edge_mask = edge_mask & kept_E
         view = dataclasses.replace(
-            view, adjacency=adjacency, links=links, degree=degree, x=x, sparse_x=sparse_x, propagated_x=None, plain=None
+            view,
+            edge_mask=edge_mask,
+            adjacency=adjacency,
+            links=links,
+            degree=degree,
+            x=x,
+            sparse_x=sparse_x,
+            propagated_x=None,
+            plain=None,
         )
         return view if self.plain is None else dataclasses.replace(view, plain=view._plain_view(self.plain))
 
@@ -294,6 +287,13 @@ class GraphCollator(Collator):
             "plain": PlainGraph(graphs[0], device=self.device, dtype=self.dtype) if len(graphs) == 1 else None,
             "neighbor_ids": self._neighbor_ids(graphs, node_mask_CN.shape[1]),
             "links": self._links(graphs, node_mask_CN.shape[1]),
+            **edge_fields(
+                graphs,
+                node_mask_CN.shape[1],
+                device=self.device,
+                dtype=self.dtype,
+                operator_dtype=self.operator_dtype,
+            ),
         }
 
     def _neighbor_ids(self, graphs: Sequence[ClientGraph], num_nodes: int) -> Tensor | None:

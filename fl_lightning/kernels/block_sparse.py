@@ -54,6 +54,31 @@ class BlockSparse:
         transposed = matrix if symmetric else csr_from_coo(coo.t().coalesce())
         return cls(matrix, transposed, num_blocks)
 
+    @classmethod
+    def incidence(cls, end: Tensor, mask: Tensor, num_nodes: int, dtype: torch.dtype) -> "BlockSparse":
+        """Ones where an edge has its end, (nodes x edges) for each client.
+
+        Args:
+            end: A node of each edge, int64 (C, E), or (E,) for one client; any for padding.
+            mask: Which edges are no padding.
+            num_nodes: N.
+            dtype: Type of the ones.
+        """
+        num_blocks = end.shape[:-1].numel()
+        block_C1 = torch.arange(num_blocks, device=end.device)[:, None]
+        node_E = (end.view(num_blocks, -1) + num_nodes * block_C1)[mask.view(num_blocks, -1)]
+        edge_E = mask.flatten().nonzero().flatten().int()
+        count = node_E.bincount(minlength=num_blocks * num_nodes)
+        ones = torch.ones(len(node_E), dtype=dtype, device=end.device)
+        size = (num_blocks * num_nodes, mask.numel())
+
+        def matrix(count: Tensor, column: Tensor, size: tuple[int, int]) -> Tensor:
+            crow = torch.nn.functional.pad(count.cumsum(0).int(), (1, 0))
+            return torch.sparse_csr_tensor(crow, column, ones, size, check_invariants=False)
+
+        forth = matrix(count, edge_E[node_E.argsort(stable=True)], size)
+        return cls(forth, matrix(mask.flatten(), node_E.int(), size[::-1]), num_blocks)
+
     def to(self, device: torch.device, dtype: torch.dtype) -> "BlockSparse":
         """The same matrix elsewhere, or with values of another type."""
         matrix = self.matrix.to(device, dtype)
@@ -95,8 +120,8 @@ class BlockSparse:
         x = x.detach().to(matrix.dtype)  # detached, or the kernel would prepare for a backward pass of its own
         if x.dim() > 2 and self.num_blocks == 1:  # one matrix for all clients: their columns side by side
             columns = x.flatten(0, -3).movedim(0, 1).flatten(1)
-            product = csr_matmul(matrix, columns).view(len(matrix), -1, width).movedim(0, 1)
-            return product.reshape(*leading, -1, width).to(dtype)
+            product = csr_matmul(matrix, columns).view(len(matrix), leading.numel(), width).movedim(0, 1)
+            return product.reshape(*leading, len(matrix), width).to(dtype)
         if x.shape[:-1].numel() != matrix.shape[1]:
             raise ValueError(
                 f"{self.num_blocks} blocks of {matrix.shape[1] // self.num_blocks} columns cannot be multiplied with "
@@ -106,14 +131,14 @@ class BlockSparse:
             product = csr_matmul(self.common, x[0])
         else:
             product = csr_matmul(matrix, x.flatten(0, -2))
-        return product.view(*leading, -1, width).to(dtype)
+        return product.view(*leading, len(product) // leading.numel(), width).to(dtype)
 
     def select(self, blocks: Tensor, num_rows: int, num_columns: int | None = None) -> "BlockSparse":
         """The blocks of some clients in the given order, cut to the first rows and columns (None: all columns).
 
         Nothing but padding may lie beyond.
         """
-        width = num_columns or self.matrix.shape[1] // self.num_blocks
+        width = self.matrix.shape[1] // self.num_blocks if num_columns is None else num_columns
         matrix = _select(self.matrix, self.num_blocks, blocks, (num_rows, width))
         is_symmetric = self.transposed is self.matrix
         transposed = matrix if is_symmetric else _select(self.transposed, self.num_blocks, blocks, (width, num_rows))
@@ -166,7 +191,7 @@ def _select(matrix: Tensor, num_blocks: int, blocks: Tensor, shape: tuple[int, i
     index = torch.arange(len(blocks), device=blocks.device)
     entry_B = matrix.crow_indices()[blocks * old_rows].long()  # where the blocks begin among the values
     end_BN = matrix.crow_indices()[blocks[:, None] * old_rows + torch.arange(1, num_rows + 1, device=blocks.device)]
-    count_B = end_BN[:, -1] - entry_B
+    count_B = matrix.crow_indices()[blocks * old_rows + num_rows] - entry_B
     shift_B = entry_B - (count_B.cumsum(0) - count_B)
     source = torch.arange(int(count_B.sum()), device=blocks.device) + shift_B.repeat_interleave(count_B)
     column_shift_B = (index * num_columns - blocks * old_columns).int()

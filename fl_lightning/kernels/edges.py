@@ -77,8 +77,8 @@ class _DropEdges(Function):
         key_C, size = _keys(key, operator), len(operator.matrix) // operator.num_blocks
 
         def is_kept(row: Tensor, column: Tensor) -> Tensor:
-            first, last = torch.minimum(row, column) % size, torch.maximum(row, column) % size
-            return _kept(pair_words(key_C[row // size], first, last), probability) | (row == column)
+            kept = kept_edges(key_C[row // size], torch.stack([row, column], dim=-1) % size, probability)
+            return kept | (row == column)
 
         row, column = coordinates(operator.matrix)
         keep = is_kept(row, column)
@@ -166,6 +166,18 @@ def drop_edges(
     *values, degree = _DropEdges.apply(key, operator, probability, links)  # type: ignore[no-untyped-call]
     rest = _with_values(operator, values)
     return rest, degree, None if links is None else _with_values(links, values)
+
+
+def kept_edges(key: Tensor, end_E2: Tensor, probability: float) -> Tensor:
+    """Which edges :func:`drop_edges` keeps, boolean (E,), by their ends within a client's block; also on a stack.
+
+    Args:
+        key: int64 key of each edge, or one that spreads to that.
+        end_E2: The two ends of each edge, in any order.
+        probability: Probability that an edge is dropped.
+    """
+    first_E, last_E = end_E2.amin(dim=-1), end_E2.amax(dim=-1)
+    return _kept(pair_words(key, first_E, last_E), probability)
 
 
 def _forms(operator: BlockSparse) -> list[Tensor]:

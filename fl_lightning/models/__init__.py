@@ -10,6 +10,7 @@ from fl_lightning.models.expanded_gcn import ExpandedGCN
 from fl_lightning.models.gat import GAT
 from fl_lightning.models.gcn import GCN, NormalizedGCN
 from fl_lightning.models.gin import GIN
+from fl_lightning.models.gine import GINE
 from fl_lightning.models.graph_sage import GraphSAGE
 from fl_lightning.models.gru import GRUForecaster
 from fl_lightning.models.link_gcn import LinkGCN
@@ -28,6 +29,7 @@ __all__ = [
     "GAT",
     "GCN",
     "GIN",
+    "GINE",
     "MLP",
     "AdaptiveGCN",
     "AugmentedGCN",

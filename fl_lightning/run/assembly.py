@@ -26,6 +26,7 @@ from fl_lightning.round.selection import Selection
 from fl_lightning.run.checks import (
     check_architectures,
     check_directions,
+    check_edge_attributes,
     check_own,
     check_statistics,
     check_union,
@@ -161,6 +162,7 @@ def assemble(
     architectures = build_nets(fabric, model, strategy, registry, seed)
     check_architectures(strategy, len(architectures))
     check_statistics(strategy, model)
+    check_edge_attributes(model, registry)
     if fabric.is_global_zero:
         say_unused_edge_data(strategy, model, registry)
     strategy.setup(describe_federation(fabric, model, registry, training_clients, architectures, seed))

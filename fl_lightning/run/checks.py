@@ -60,6 +60,22 @@ def check_own(strategy: Strategy, registry: ClientRegistry) -> None:
         )
 
 
+def check_edge_attributes(model: ClientModule, registry: ClientRegistry) -> None:
+    """Refuse a net made for another number of attributes of an edge.
+
+    Raises:
+        ValueError: Edges have others, or none.
+    """
+    for net in model.nets:
+        width, there = getattr(net, "edge_channels", None), registry.num_edge_attributes
+        if width is not None and width != there:
+            remedy = f"set it to {there}" if there else "give the graphs edge_attr, or choose another net, such as GIN"
+            raise ValueError(
+                f"{name_of(net)}.edge_channels is {width}, but edges of the clients' graphs have {there} attributes: "
+                f"{remedy}"
+            )
+
+
 def say_unused_edge_data(strategy: Strategy, model: ClientModule, registry: ClientRegistry) -> None:
     """Warn if edge weights or attributes are not used.
 

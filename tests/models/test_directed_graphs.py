@@ -8,7 +8,7 @@ import torch
 from directed_graph import NUM_CLASSES, NUM_FEATURES, batch_of, directed_graph, normalized, one_batch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch_geometric.nn import GCNConv, SAGEConv
+from torch_geometric.nn import GCNConv, GINEConv, SAGEConv
 
 from fl_lightning import models
 from fl_lightning.batches import ClientGraph
@@ -30,6 +30,7 @@ GRAPH_NETS: dict[str, dict[str, Any]] = {
     "AugmentedGCN": SMALL,
     "GraphSAGE": SMALL,
     "GIN": SMALL,
+    "GINE": SMALL | {"edge_channels": 2},
     "GAT": SMALL | {"hidden_channels": 6, "num_heads": 2},
     "ProxySAGE": SMALL | {"proxy_channels": 3},
     "DisentangledGCN": {"hidden_channels": 3, "num_layers": 3, "num_iterations": 2, "dropout": 0.0},
@@ -87,7 +88,7 @@ def check_gradients(compute: Callable[[dict[str, Tensor]], Any], named: dict[str
 @weighted_or_not
 @pytest.mark.parametrize("name", GRAPH_NETS)
 def test_gradients_are_those_of_finite_differences(name, weighted) -> None:
-    net, batch = build(name), one_batch(directed_graph(weighted=weighted))
+    net, batch = build(name), one_batch(directed_graph(weighted=weighted, attributes=2))
     check_gradients(lambda values: functional_call(net, values, (batch,)), dict(net.named_parameters()))
 
 
@@ -173,6 +174,28 @@ def test_logits_are_those_of_pygs_sage_with_the_same_weights(name, weighted) -> 
         h_ND = embedding_ND.relu()
     torch.testing.assert_close(output.embedding, embedding_ND)
     torch.testing.assert_close(output.logits, h_ND @ net.head.weight.T + net.head.bias)
+
+
+def test_logits_are_those_of_pygs_gine_with_the_same_weights() -> None:
+    """A node receives along the edges that lead to it; of a random view, along those that are left."""
+    graph = directed_graph(attributes=2)
+    net, batch = build("GINE"), one_batch(graph)
+    view = batch.augmented(1, edge_dropout=0.4, feature_dropout=0.0)
+    assert view.edge_mask is not None
+    assert 0 < int(view.edge_mask.sum()) < graph.num_edges
+    assert graph.edge_attr_EK is not None
+    for seen in (batch, view):
+        h_ND, kept_E = net.features(seen), seen.edge_mask
+        edge_index = graph.edge_index_2E[:, kept_E]
+        assert torch.equal(edge_index[1].bincount(minlength=9), seen.degree)
+        for conv in net.convs:
+            theirs = GINEConv(nn.Sequential(conv.first, nn.ReLU(), conv.last), edge_dim=2).double()
+            theirs.lin.load_state_dict(conv.edge.state_dict())
+            h_ND = theirs(h_ND, edge_index, graph.edge_attr_EK[kept_E].double()).relu()
+        embedding_ND = net.hidden(h_ND)
+        output = net(seen)
+        torch.testing.assert_close(output.embedding, embedding_ND)
+        torch.testing.assert_close(output.logits, net.head(embedding_ND.relu()))
 
 
 @weighted_or_not

@@ -1,6 +1,7 @@
 """Nets of sets of graphs: against PyG, on both executors, on nodes, and their readouts by hand."""
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,12 +10,14 @@ from task_data import graph_data, node_data
 from torch import nn
 from torch.func import functional_call
 from torch.optim import SGD
-from torch_geometric.nn import GATConv, GINConv, SAGEConv
+from torch_geometric.data import Data
+from torch_geometric.nn import GATConv, GINConv, GINEConv, SAGEConv
 
-from fl_lightning import ClientModule, SequentialExecutor, StackedExecutor
+from fl_lightning import ClientModule, FederatedDataModule, SequentialExecutor, StackedExecutor
 from fl_lightning.batches import GraphSetCollator
 from fl_lightning.batches.base import single
-from fl_lightning.models import GAT, GIN, GraphSAGE, PooledGCN
+from fl_lightning.data import RandomPartitioner
+from fl_lightning.models import GAT, GIN, GINE, GraphSAGE, PooledGCN
 from fl_lightning.models.gin import VirtualNode
 from fl_lightning.models.readout import Readout
 from fl_lightning.strategies import FedAvg, FedProx
@@ -25,18 +28,24 @@ NETS: dict[str, Any] = {
     "GIN-norm": functools.partial(GIN, hidden_channels=8, batch_norm=True, pooling="max"),
     "GIN-attention": functools.partial(GIN, hidden_channels=8, pooling="attention"),
     "GIN-virtual": functools.partial(GIN, hidden_channels=8, virtual_node=True),
+    "GINE": functools.partial(GINE, hidden_channels=8, edge_channels=4),
     "GAT": functools.partial(GAT, hidden_channels=8, num_heads=2),
     "GAT-attention": functools.partial(GAT, hidden_channels=8, num_heads=4, pooling="attention"),
     "GraphSAGE": functools.partial(GraphSAGE, hidden_channels=8, pooling="sum"),
     "PooledGCN": functools.partial(PooledGCN, hidden_channels=8, pooling="attention"),
 }
-pytestmark = pytest.mark.filterwarnings("ignore:.*not use the graph's edge_weight")
+pytestmark = pytest.mark.filterwarnings("ignore:.*not use the graph's edge_(weight|attr)")
 every_net = pytest.mark.parametrize("name", NETS)
+
+
+def collator(batch_size: int | None = None) -> GraphSetCollator:
+    clients = graph_data(edge_attributes=4).clients
+    return GraphSetCollator(clients, batch_size=batch_size, device=CPU, dtype=torch.float64)
 
 
 @pytest.fixture(scope="module")
 def batch() -> Any:
-    return GraphSetCollator(graph_data().clients, device=CPU, dtype=torch.float64)([0, 1, 2])
+    return collator()([0, 1, 2])
 
 
 @every_net
@@ -50,7 +59,7 @@ def test_stack_vmap_and_one_client_agree(name: str, batch: Any) -> None:
     if type(net).takes_stacks:
         for one, other in zip(functional_call(net, parameters, (keyed,)), mapped, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
-    make = GraphSetCollator(graph_data().clients, device=CPU, dtype=torch.float64)
+    make = collator()
     for client in range(3):
         alone = single(make([client])).replace({"key": torch.tensor(5 + client)})
         own = functional_call(net, {n: p[client].clone() for n, p in parameters.items()}, (alone,))
@@ -61,7 +70,7 @@ def test_stack_vmap_and_one_client_agree(name: str, batch: Any) -> None:
 @pytest.mark.full
 @every_net
 def test_both_executors_agree_in_mini_batches(name: str, make_trainer: Any, assert_same: Any) -> None:
-    data, runs = graph_data(batch_size=4), []
+    data, runs = graph_data(batch_size=4, edge_attributes=4), []
     for executor in (StackedExecutor(max_padding=0.9), SequentialExecutor()):
         for strategy in (FedAvg(num_epochs=1), FedProx(num_epochs=1, proximal_weight=0.1)):
             trainer = make_trainer(num_rounds=2, executor=executor, precision="64-true")
@@ -75,7 +84,7 @@ def test_both_executors_agree_in_mini_batches(name: str, make_trainer: Any, asse
 def test_every_parameter_learns(name: str, batch: Any) -> None:
     torch.manual_seed(0)
     net = NETS[name](3, 2, dropout=0.0).double().train()
-    alone = single(GraphSetCollator(graph_data().clients[:1], device=CPU, dtype=torch.float64)([0]))
+    alone = single(collator()([0]))
     output = net(alone)
     assert output.logits.shape == (9, 2)
     assert output.embedding.shape == (9, 8)
@@ -117,6 +126,67 @@ def test_isomorphism_and_sage_are_those_of_pyg(batch: Any) -> None:
         theirs.lin_r.weight.copy_(ours.weight.T)
         theirs.lin_l.bias.copy_(ours.bias)
     torch.testing.assert_close(ours(None, one), theirs(x, edge_index))
+
+
+def test_attributes_of_edges_are_read_as_by_pyg(tmp_path: Any) -> None:
+    """Of all graphs of a client, and of the graphs of every mini-batch of a stack of clients."""
+    clients = graph_data(edge_attributes=4).clients
+    conv = GINE(3, 2, hidden_channels=5, edge_channels=4).double().convs[0]
+    theirs = GINEConv(nn.Sequential(conv.first, nn.ReLU(), conv.last), edge_dim=4).double()
+    with torch.no_grad():
+        theirs.lin.weight.copy_(conv.edge.weight)
+        theirs.lin.bias.copy_(conv.edge.bias)
+    convolve = functools.partial(functional_call, conv, {n: p.expand(3, *p.shape) for n, p in conv.named_parameters()})
+    keys = torch.arange(6).view(2, 3)
+    for batch in (
+        collator()([0, 1, 2]),
+        *collator(4)([0, 1, 2]).draws(keys),
+        collator()([2, 0, 1]).select(torch.tensor([1, 2, 0])),
+    ):
+        h = torch.randn(*batch.node_mask.shape, 5, dtype=torch.float64)
+        ours = convolve((h, batch))
+        for client in range(3):
+            mask, size = batch.edge_mask[client], int(batch.node_mask[client].sum())
+            edge_index = batch.edge_ends[client][mask].t()
+            expected = theirs(h[client, :size], edge_index, batch.edge_attr[client][mask])
+            torch.testing.assert_close(ours[client, :size], expected)
+            if batch.num_nodes.shape[1] > 4:  # all of them
+                assert torch.equal(edge_index, clients[client].union.edge_index_2E)
+
+
+def test_a_mini_batch_has_the_edges_of_its_graphs() -> None:
+    net = GINE(3, 2, hidden_channels=5, edge_channels=4).double().eval()
+    whole, own = collator()([1]), collator(4)([1])
+    every, some = (net(single(each)).logits for each in (whole, next(own.draws(torch.tensor([[3]])))))
+    apart = (some[:, None] - every).abs().amax(dim=-1)
+    assert (apart.amin(dim=1) < 1e-9).all()
+    assert len(apart.argmin(dim=1).unique()) == 4
+
+
+@pytest.mark.full
+def test_attributes_are_read_where_nodes_are_the_examples(make_trainer: Any, assert_same: Any, tmp_path: Path) -> None:
+    ends = torch.arange(30)
+    graph = Data(
+        x=torch.randn(30, 3),
+        y=ends % 2,
+        edge_index=torch.stack([ends, (ends + 1) % 30]),
+        edge_attr=(ends % 2)[:, None].float(),
+    )
+    data = FederatedDataModule(graph, RandomPartitioner(2), cache_dir=str(tmp_path), root=str(tmp_path))
+    net, runs = functools.partial(GINE, edge_channels=1, hidden_channels=8), []
+    for executor in (StackedExecutor(max_padding=0.9), SequentialExecutor()):
+        trainer = make_trainer(num_rounds=2, executor=executor, precision="64-true")
+        trainer.fit(ClientModule(net), data, FedAvg(num_epochs=1))
+        runs.append(trainer.run.history)
+    assert_same(*runs, tolerance=1e-6)
+
+
+@pytest.mark.parametrize(("there", "message"), [(3, "have 3 attributes: set it to 3"), (0, "have 0 attributes: give")])
+def test_another_number_of_attributes_is_refused(there: int, message: str, make_trainer: Any) -> None:
+    data = graph_data(edge_attributes=there)
+    model = ClientModule(functools.partial(GINE, edge_channels=4))
+    with pytest.raises(ValueError, match=rf"GINE.edge_channels is 4, but edges of the clients' graphs {message}"):
+        make_trainer().fit(model, data, FedAvg())
 
 
 def test_attention_of_a_readout_by_hand(batch: Any) -> None:

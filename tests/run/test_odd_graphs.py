@@ -13,12 +13,13 @@ from torch_geometric.data import Data
 
 from fl_lightning import ClientModule, FederatedDataModule, SequentialExecutor, StackedExecutor
 from fl_lightning.data import ClientSplit, GraphSets, GraphSetSource, LoadedGraphs, RandomPartitioner
-from fl_lightning.models import GAT, GIN, DecoupledGIN, GraphSAGE, PooledGCN, SpectralGNN
+from fl_lightning.models import GAT, GIN, GINE, DecoupledGIN, GraphSAGE, PooledGCN, SpectralGNN
 from fl_lightning.run.predictions import Predicted, write_predictions
 from fl_lightning.strategies import FedAvg, FedSSP, FedStar
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*not use the graph's edge_attr")
 SLOW = functools.partial(SGD, lr=0.05)
-NETS = [GAT, GIN, GraphSAGE, PooledGCN]
+NETS = [GAT, GIN, GINE, GraphSAGE, PooledGCN]
 
 
 def odd(seed: int, *, bare: bool = False) -> list[Data]:
@@ -34,7 +35,8 @@ def odd(seed: int, *, bare: bool = False) -> list[Data]:
     for index in range(12):
         size = (1, 4, 2, 3)[index % 4]
         x = {} if bare else {"x": torch.randn(size, 3, generator=draw)}
-        graphs.append(Data(**x, edge_index=edges[size], y=torch.tensor([index % 2]), num_nodes=size))
+        attr = torch.ones(edges[size].shape[1], 2)
+        graphs.append(Data(**x, edge_index=edges[size], edge_attr=attr, y=torch.tensor([index % 2]), num_nodes=size))
     return graphs
 
 
@@ -50,7 +52,8 @@ def odd_data(**settings: Any) -> FederatedDataModule:
 @pytest.mark.parametrize("net", [*NETS, DecoupledGIN, SpectralGNN], ids=lambda net: net.__name__)
 def test_every_net_trains_on_them(net: Any, batch_size: int | None, make_trainer: Any, assert_same: Any) -> None:
     strategy = {DecoupledGIN: FedStar, SpectralGNN: FedSSP}.get(net, FedAvg)
-    model = functools.partial(net, hidden_channels=8, dropout=0.0)
+    more = {"edge_channels": 2} if net is GINE else {}
+    model = functools.partial(net, hidden_channels=8, dropout=0.0, **more)
     data, runs = odd_data(batch_size=batch_size), []
     for executor in (StackedExecutor(max_padding=0.9), SequentialExecutor()):
         trainer = make_trainer(num_rounds=2, executor=executor, precision="64-true")
@@ -58,6 +61,16 @@ def test_every_net_trains_on_them(net: Any, batch_size: int | None, make_trainer
         assert all(math.isfinite(each["train/loss"]) for each in trainer.run.history)
         runs.append(trainer.run.history)
     assert_same(*runs, tolerance=1e-7)
+
+
+@pytest.mark.parametrize("batch_size", [None, 3])
+def test_attributes_of_edges_that_nobody_has(batch_size: int | None, make_trainer: Any) -> None:
+    """No client has an edge, so that there is nothing to read of any."""
+    bare = [graph for graph in odd(3) if not graph.num_edges]
+    data = FederatedDataModule(GraphSets([bare, bare]), splitter=ClientSplit(0.5, 0.25), batch_size=batch_size)
+    trainer = make_trainer(num_rounds=1)
+    trainer.fit(ClientModule(functools.partial(GINE, edge_channels=2)), data, FedAvg(num_epochs=1))
+    assert math.isfinite(trainer.run.history[0]["train/loss"])
 
 
 def test_degrees_stand_for_features_that_there_are_not(make_trainer: Any) -> None:

@@ -1,12 +1,15 @@
 """Molecules from SMILES, with the features of OGB; tables of molecules."""
 
+import functools
 import gzip
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from example_files import write_laboratories
 
+from fl_lightning import ClientModule, SequentialExecutor, StackedExecutor
 from fl_lightning.data import (
     AqSolDB,
     ClientSplit,
@@ -18,6 +21,8 @@ from fl_lightning.data import (
     Tox21,
 )
 from fl_lightning.data.sources.smiles import molecules_of
+from fl_lightning.models import GINE
+from fl_lightning.strategies import FedAvg
 
 pytest.importorskip("rdkit", reason="needs the extra molecules")
 pytestmark = pytest.mark.filterwarnings("ignore:ClientSplit leaves clients")
@@ -188,3 +193,16 @@ def test_nine_laboratories(require_dataset: Any, tmp_path: Path) -> None:
     data.setup()
     assert [client.name for client in data.clients] == list("ABCDEFGHI")
     assert sum(client.size for client in data.clients) == 9980
+
+
+def test_bonds_are_read(tmp_path: Path, make_trainer: Any, assert_same: Any) -> None:
+    """Without a word that they are not used; both executors agree."""
+    write_laboratories(tmp_path, 6)
+    data = FederatedDataModule(AqSolDB(bonds=True), batch_size=4, root=str(tmp_path), cache_dir=str(tmp_path / "c"))
+    net, runs = functools.partial(GINE, edge_channels=sum(BOND), hidden_channels=8), []
+    for executor in (StackedExecutor(max_padding=0.9), SequentialExecutor()):
+        trainer = make_trainer(num_rounds=2, executor=executor, precision="64-true")
+        trainer.fit(ClientModule(net), data, FedAvg(num_epochs=1))
+        runs.append(trainer.run.history)
+    assert_same(*runs, tolerance=1e-6)
+    assert runs[0][-1]["train/loss"] < runs[0][0]["train/loss"]
