@@ -169,7 +169,10 @@ def decide(standings: Sequence[Standing], metric: str, *, less_is_better: bool, 
             f"stay local: federation adds nothing that can be seen here ({words.than(against.method, FLOOR, shown)})"
         )
     else:
-        against = common if common is not None and chosen is not common else local
+        simple = [each for each in (common, local) if each is not None and each is not chosen]
+        against = max(
+            simple, key=lambda each: _mean(list(each.val.values())), default=None
+        )  # whichever is harder to beat
         test = difference(chosen.test, against.test) if against else Interval.of(list(chosen.test.values()))
         sentence = ""
         if chosen is common:

@@ -39,6 +39,14 @@ def test_a_difference_that_can_be_seen_is_told_with_its_interval() -> None:
     assert not result.notes
 
 
+def test_it_is_compared_with_training_alone_where_that_is_better_than_fedavg() -> None:
+    local = standing("Local", [0.80, 0.82, 0.81], sent=0.0)
+    result = verdict(local, FEDAVG, standing("SCAFFOLD", [0.84, 0.86, 0.85], sent=200e6))
+    assert result.sentence == (
+        "SCAFFOLD: 4.0 points above Local, 95 % interval 4.0 to 4.0, three seeds, 200 MB in a run"
+    )
+
+
 def test_the_simpler_one_wins_a_tie() -> None:
     result = verdict(LOCAL, FEDAVG, standing("SCAFFOLD", [0.71, 0.70, 0.75]))
     assert result.method == "FedAvg"
