@@ -27,6 +27,7 @@ from fl_lightning.data.sources.many_graph_sets import GraphSets, ManyGraphSets
 from fl_lightning.data.sources.molecules import AqSolDB, MoleculeSource, Tox21
 from fl_lightning.data.sources.natural import PyGGraphs, TwitchSource
 from fl_lightning.data.sources.ogb import OgbSource
+from fl_lightning.data.sources.ogb_graphs import OgbGraphSource
 from fl_lightning.data.sources.ogb_links import OgbLinkSource
 from fl_lightning.data.sources.own import InMemorySource, ManyGraphs
 from fl_lightning.data.sources.pyg import (
@@ -96,6 +97,7 @@ __all__ = [
     "MetisPartitioner",
     "MetisPlusPartitioner",
     "MoleculeSource",
+    "OgbGraphSource",
     "OgbLinkSource",
     "OgbSource",
     "OverlappingMetisPartitioner",

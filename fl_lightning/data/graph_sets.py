@@ -37,6 +37,7 @@ class LoadedGraphs:
         names: Names of the graphs for the file of predictions; None for their numbers.
         kind: Whether targets are ``classes``, ``labels`` or ``numbers``; None where their type and shape say it.
         class_names: What the classes are called; None where that is not known.
+        roles: The :class:`~fl_lightning.data.split.Role` of each graph in a public split, int8; None without one.
     """
 
     graphs: Sequence[Data]
@@ -44,6 +45,7 @@ class LoadedGraphs:
     names: tuple[str, ...] | None = None
     kind: str | None = None
     class_names: tuple[str, ...] | None = None
+    roles: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,12 +87,15 @@ class PreparedGraphs:
     def summary(self, y_G: Tensor) -> Data:
         """What partitioners and splitters see of each graph: :data:`TRAITS`, columns, and its class (or stratum).
 
-        Texts are numbered in alphabetical order, an empty one is -1. ``examples`` is what messages call entries.
+        Also the masks of a public split. Texts are numbered in alphabetical order, an empty one is -1. ``examples`` is
+        what messages call entries.
         """
         size_G, edges_G = self.num_nodes_G.double(), self.num_edges_G.double()
         sum_G = size_G.new_zeros(self.num_graphs).index_add(0, self.graph_of_N, self.union.x.double().mean(dim=1))
         traits = (size_G, edges_G / size_G, edges_G / (size_G * (size_G - 1)).clamp(min=1), sum_G / size_G)
         columns = {name: self.column(name) for name in self.loaded.columns}
+        if self.loaded.roles is not None:
+            columns |= {name.removesuffix("_N"): mask_G for name, mask_G in masks_of(self.loaded.roles).items()}
         return Data(
             y=y_G, num_nodes=self.num_graphs, examples="graphs", **dict(zip(TRAITS, traits, strict=True)), **columns
         )
