@@ -39,6 +39,7 @@ def describe(trainer: Trainer) -> RunRecord:
             rows=[list(dataclasses.astuple(row)) for row in table.rows],
             labels=[list(row) for row in table.label_counts],
             heterogeneity=table.heterogeneity,
+            simulated=[(kind, list(names)) for kind, names in table.simulated],
         )
     return RunRecord(
         strategy=type(run.strategy).__name__,

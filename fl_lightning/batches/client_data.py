@@ -2,7 +2,7 @@
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -38,6 +38,19 @@ class ClientData(ABC):
     @abstractmethod
     def inputs(self) -> Tensor:
         """The inputs of a net: a row for each example, or for each node of the examples."""
+
+    @abstractmethod
+    def with_inputs(self, inputs: Tensor) -> Self:
+        """The same data with other inputs, of the same shape."""
+
+    def with_graph(self, change: Callable[[Any, Tensor], Any]) -> Self:
+        """The same data with another graph.
+
+        Args:
+            change: From the client's graph and the number of the graph that each node is in, ascending, int64 (N,), to
+                a graph with other edges.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no graph to change")
 
     @property
     def size(self) -> int:

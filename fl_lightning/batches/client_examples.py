@@ -1,6 +1,8 @@
 """The independent examples of one client."""
 
+import dataclasses
 from dataclasses import dataclass
+from typing import Self
 
 from torch import Tensor
 
@@ -23,3 +25,7 @@ class ClientExamples(ClientData):
     def inputs(self) -> Tensor:
         """The examples."""
         return self.x_NX
+
+    def with_inputs(self, inputs: Tensor) -> Self:
+        """Other examples with the same targets."""
+        return dataclasses.replace(self, x_NX=inputs)

@@ -1,6 +1,7 @@
 """The subgraph of one client."""
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -56,6 +57,15 @@ class ClientGraph(ClientData):
     def inputs(self) -> Tensor:
         """The nodes' features."""
         return self.x_NF
+
+    def with_inputs(self, inputs: Tensor) -> Self:
+        """The graph with other features."""
+        return dataclasses.replace(self, x_NF=inputs)
+
+    def with_graph(self, change: Callable[[Any, Tensor], Any]) -> Self:
+        """The graph that it is changed to."""
+        changed: Self = change(self, torch.zeros(self.num_nodes, dtype=torch.int64))
+        return changed
 
     @property
     def num_nodes(self) -> int:

@@ -4,7 +4,7 @@ Shape legend: C clients, G graphs and N nodes of a client (padded), B graphs of 
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -40,6 +40,15 @@ class ClientGraphs(ClientData):
     def inputs(self) -> Tensor:
         """The features of all nodes."""
         return self.union.x_NF
+
+    def with_inputs(self, inputs: Tensor) -> Self:
+        """The graphs with other features."""
+        return dataclasses.replace(self, union=self.union.with_inputs(inputs))
+
+    def with_graph(self, change: Callable[[Any, Tensor], Any]) -> Self:
+        """The graphs with another union."""
+        of_N = torch.arange(len(self.num_nodes_G)).repeat_interleave(self.num_nodes_G)
+        return dataclasses.replace(self, union=change(self.union, of_N))
 
     @classmethod
     def pooled(cls, members: Sequence[Self]) -> Self:

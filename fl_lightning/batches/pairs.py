@@ -45,6 +45,10 @@ class ClientPairs(ClientData):
         """The features of the nodes."""
         return self.graph.x_NF
 
+    def with_inputs(self, inputs: Tensor) -> Self:
+        """The pairs of nodes with other features."""
+        return dataclasses.replace(self, graph=self.graph.with_inputs(inputs))
+
     @property
     def cost(self) -> int:
         """Nodes plus edges plus pairs."""

@@ -3,6 +3,16 @@
 from fl_lightning.batches.client_examples import ClientExamples
 from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.data.graph_sets import LoadedGraphs
+from fl_lightning.data.heterogeneity import (
+    EdgeInsertion,
+    EdgeRemoval,
+    FeatureNoise,
+    Heterogeneity,
+    LabelNoise,
+    LabelScarcity,
+    MissingFeatures,
+    UnlabeledClients,
+)
 from fl_lightning.data.module import FederatedDataModule
 from fl_lightning.data.partition.partitioners import (
     GivenPartitioner,
@@ -71,8 +81,11 @@ __all__ = [
     "CoauthorSource",
     "CompCars",
     "DirichletPartitioner",
+    "EdgeInsertion",
+    "EdgeRemoval",
     "ExampleSource",
     "Examples",
+    "FeatureNoise",
     "FederatedDataModule",
     "FileSource",
     "GRDAToy",
@@ -83,10 +96,13 @@ __all__ = [
     "GraphSetSource",
     "GraphSets",
     "GraphSource",
+    "Heterogeneity",
     "HeterogeneousCIFAR10",
     "HeterophilousSource",
     "InMemoryGraphSet",
     "InMemorySource",
+    "LabelNoise",
+    "LabelScarcity",
     "Landmine",
     "Links",
     "LoadedGraphs",
@@ -96,6 +112,7 @@ __all__ = [
     "ManyGraphs",
     "MetisPartitioner",
     "MetisPlusPartitioner",
+    "MissingFeatures",
     "MoleculeSource",
     "OgbGraphSource",
     "OgbLinkSource",
@@ -124,6 +141,7 @@ __all__ = [
     "TUSource",
     "Tox21",
     "TwitchSource",
+    "UnlabeledClients",
     "Vehicle",
     "prepare_graph",
 ]

@@ -59,6 +59,7 @@ class Allocation:
         dropped: What the preparation of a graph left out.
         own_inputs: Whether features mean something else for each client, so that the layers that read them are its own.
         own_outputs: For each client how many of the outputs are its own; empty where outputs mean the same for all.
+        simulated: What ``data.heterogeneity`` has changed, and the names of the clients that it chose.
     """
 
     task: Task
@@ -75,6 +76,7 @@ class Allocation:
     dropped: Dropped = field(default_factory=Dropped)
     own_inputs: bool = False
     own_outputs: tuple[int, ...] = ()
+    simulated: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 def split_examples(task: Task, targets: Sequence[Tensor], asked: Asked) -> list[Tensor]:

@@ -1,5 +1,6 @@
 """The federation's data: what each client holds and how it is split, behind Lightning's data interface."""
 
+import dataclasses
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch_geometric.data import Data
 from fl_lightning.batches.base import Collator
 from fl_lightning.counts import Counted
 from fl_lightning.data.allocation import Allocation, Asked
+from fl_lightning.data.heterogeneity.base import Heterogeneity, check_heterogeneity, with_heterogeneity
 from fl_lightning.data.partition.partitioners import Partitioner
 from fl_lightning.data.partition.table import PartitionTable
 from fl_lightning.data.settings import check_count, check_folder, check_seed
@@ -43,6 +45,8 @@ class FederatedDataModule(LightningDataModule, Counted):
         partitioner: Assigns a graph's nodes, or the graphs of a set, to clients; None where these are given.
         splitter: Gives nodes, pairs or examples their roles; None for ``GlobalSplit(train=0.4, val=0.3)`` on a graph,
             ``GlobalSplit(train=0.85, val=0.05)`` on its links, and ``ClientSplit(train=0.6, val=0.2)`` on examples.
+        heterogeneity: Kinds of heterogeneity that are simulated, such as ``FeatureNoise``, applied one after another to
+            what the clients hold after partition and split (:mod:`fl_lightning.data.heterogeneity`); None for none.
         relation_graph: Draws or reads the client relation graph; None for the one that the data set has, if any.
         batch_size: Examples of a mini-batch; None for all of a client's at once. Nodes are trained full-batch.
         steps_per_epoch: None for epochs that are passes: each client's training examples in random order, cut into
@@ -51,7 +55,8 @@ class FederatedDataModule(LightningDataModule, Counted):
             train on one example). A client with fewer examples than ``batch_size`` keeps its only batch.
         root: Folder of the data sets; None for ``$FL_DATA_ROOT``, else ``./data``.
         cache_dir: Folder of derived files; None for ``$FL_CACHE_DIR``, else ``~/.cache/fl_lightning``.
-        seed: Of the split, of what a source of examples draws, and of the partition unless the partitioner has its own.
+        seed: Of the split, of what a source of examples draws, of simulated heterogeneity, and of the partition unless
+            the partitioner has its own.
 
     Raises:
         ValueError: Settings are missing, out of range, or do not fit the kind of source.
@@ -75,6 +80,7 @@ class FederatedDataModule(LightningDataModule, Counted):
         partitioner: Partitioner | None = None,
         splitter: Splitter | None = None,
         *,
+        heterogeneity: list[Heterogeneity] | None = None,
         relation_graph: Topology | None = None,
         batch_size: int | None = None,
         steps_per_epoch: int | None = None,
@@ -110,6 +116,7 @@ class FederatedDataModule(LightningDataModule, Counted):
                 raise ValueError(f"data.{name} is {part!r}, which is not a {base.__name__}: give one, or none")
         self.partitioner = partitioner
         self.splitter = splitter or self.source.default_splitter
+        self.heterogeneity = check_heterogeneity(heterogeneity)
         self.relation_graph = relation_graph
         self.batch_size = batch_size
         self.steps_per_epoch = steps_per_epoch
@@ -144,7 +151,8 @@ class FederatedDataModule(LightningDataModule, Counted):
         if self._prepared is None:
             self.prepare_data()
         prepared, self._prepared = self._prepared, None
-        self._allocation = self.source.allocate(self._asked, prepared)
+        allocation = self.source.allocate(self._asked, prepared)
+        self._allocation = with_heterogeneity(self.heterogeneity, allocation, self.seed)
         self._relation_CC = self._allocation.relation_CC
         if self.relation_graph is not None:
             self._relation_CC = self.relation_graph.relations(self.num_clients, self.seed)
@@ -257,7 +265,7 @@ class FederatedDataModule(LightningDataModule, Counted):
 
     @property
     def partition_hash(self) -> str:
-        """SHA-256 (hex) of graph, partition and split: a run resumes only if it is equal."""
+        """SHA-256 (hex) of graph, partition, split and simulated heterogeneity: a run resumes only if it is equal."""
         return self.allocation.partition_hash
 
     def whole_graph(self) -> Data:
@@ -279,6 +287,11 @@ class FederatedDataModule(LightningDataModule, Counted):
                 f"strategy.graph is 'whole', but {type(self.source).__name__} is no graph that was cut into clients: "
                 "set it to 'cut'"
             )
+        if any(kind.changes_edges for kind in self.heterogeneity):
+            raise ValueError(
+                "strategy.graph is 'whole', but data.heterogeneity changes edges of the clients, which the whole graph "
+                "still has: set it to 'cut'"
+            )
         return self.whole_graph()
 
     def node_attribute(self, name: str) -> Tensor:
@@ -299,4 +312,5 @@ class FederatedDataModule(LightningDataModule, Counted):
         Args:
             non_iidness: Whether to measure that too, which takes seconds on graphs with wide features.
         """
-        return self.source.describe(self.allocation, seed=self.seed, non_iidness=non_iidness)
+        table = self.source.describe(self.allocation, seed=self.seed, non_iidness=non_iidness)
+        return dataclasses.replace(table, simulated=self.allocation.simulated)

@@ -39,12 +39,14 @@ class Partition:
         rows: A row for each client.
         labels: For each client the labeled nodes or examples of every class, (C, K); empty in a regression.
         heterogeneity: Median Jensen-Shannon distance of two clients' labels, in [0, 0.833].
+        simulated: What ``data.heterogeneity`` has changed, and the names of the clients that it chose.
     """
 
     columns: list[str]
     rows: list[list[str | float]]
     labels: list[list[int]]
     heterogeneity: float | None
+    simulated: list[tuple[str, list[str]]] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)

@@ -19,6 +19,7 @@ _NEUTRAL = (
     "resume_with_changes",
     "seed_everything",
     "data.cache_dir",
+    "data.heterogeneity",
     "data.partitioner",
     "data.root",
     "data.source",

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import pandas as pd
@@ -9,6 +10,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fl_lightning.report.gaps import half_width
 from fl_lightning.run.folder import whole_file
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.schema import Picture
@@ -37,7 +39,7 @@ def draw(progress: Progress, table: pd.DataFrame, folder: Path) -> list[str]:
 
 
 def _lines(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure | None:
-    """A metric, or its change, against the cases' ``x``: mean and standard deviation over seeds, in panels."""
+    """A metric, or its change, against the cases' ``x``: mean and spread over seeds, in panels."""
     if picture.metric not in table:
         return None
     study = progress.study
@@ -66,8 +68,14 @@ def _lines(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure 
             if len(mean) == 1:  # what the axis does not touch
                 axes.axhline(float(mean.iloc[0]), linestyle="--", color=_color(index), label=method)
                 continue
-            lines = axes.errorbar(mean.index, mean, spread, capsize=2, linewidth=1.3, label=method, color=_color(index))
-            lines.lines[0].set(marker=_MARKERS[index % len(_MARKERS)], markersize=4)
+            style: dict[str, Any] = {"linewidth": 1.3, "label": method, "color": _color(index)}
+            if picture.band:
+                half = by_seed.apply(lambda column: half_width(column.dropna().to_numpy())).fillna(0.0)
+                axes.fill_between(mean.index, mean - half, mean + half, color=_color(index), alpha=0.2, linewidth=0)
+                [line] = axes.plot(mean.index, mean, **style)
+            else:
+                line = axes.errorbar(mean.index, mean, spread, capsize=2, **style).lines[0]
+            line.set(marker=_MARKERS[index % len(_MARKERS)], markersize=4)
         _dress(axes, panel, picture, ticks=sorted(set(cases.values())))
         y_labels.append(f"{label}{unit}")
     return _finish(figure, all_axes, y_labels[:1] if one_unit else y_labels)

@@ -117,6 +117,8 @@ class Picture(_Part):
             cases with Nemenyi's critical difference.
         metric: A column of ``results.csv``; of curves a metric of every round.
         change: Of lines, whether they show how far the metric moves from the first place, paired by seed.
+        band: Of lines, whether a band shows the 95 % confidence interval of the mean over seeds (Student's t), instead
+            of bars of one standard deviation.
         x: Of curves, what they are drawn against.
         x_scale: Its factor.
         x_label: Label of the axis.
@@ -127,6 +129,7 @@ class Picture(_Part):
     kind: Literal["lines", "curves", "ranks"]
     metric: str = "test"
     change: bool = False
+    band: bool = False
     x: str = "round"
     x_scale: float = 1.0
     x_label: str = ""

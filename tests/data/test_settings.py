@@ -21,6 +21,9 @@ from fl_lightning.data import (
     ClientSplit,
     CoauthorSource,
     DirichletPartitioner,
+    EdgeInsertion,
+    EdgeRemoval,
+    FeatureNoise,
     FederatedDataModule,
     FileSource,
     GivenPartitioner,
@@ -29,11 +32,14 @@ from fl_lightning.data import (
     GRDAToy,
     HeterogeneousCIFAR10,
     HeterophilousSource,
+    LabelNoise,
+    LabelScarcity,
     Landmine,
     LouvainPartitioner,
     LouvainPlusPartitioner,
     MetisPartitioner,
     MetisPlusPartitioner,
+    MissingFeatures,
     OgbSource,
     OverlappingMetisPartitioner,
     PlanetoidSource,
@@ -47,6 +53,7 @@ from fl_lightning.data import (
     School,
     SuperClusterSBM,
     TwitchSource,
+    UnlabeledClients,
     Vehicle,
 )
 
@@ -89,6 +96,13 @@ NEEDED: dict[Callable[..., Any], dict[str, Any]] = {
     ChronologicalSplit: {},
     GivenSplit: {},
     ScarceSplit: {"splitter": ClientSplit()},
+    FeatureNoise: {"strength": 0.5},
+    MissingFeatures: {"strength": 0.5},
+    EdgeRemoval: {"strength": 0.5},
+    EdgeInsertion: {"strength": 0.5},
+    LabelNoise: {"strength": 0.5},
+    LabelScarcity: {"strength": 0.5},
+    UnlabeledClients: {"clients": 0.5},
     FederatedDataModule: {"source": FL60()},
 }
 
@@ -97,7 +111,7 @@ NUMBERS = [-1, -0.5, math.nan, math.inf, 10**30, "3", [], {}, True, b"x"]
 
 TEXTS = {"path", "dataset", "name", "attribute", "root", "cache_dir", "features", "scaling"}
 FLAGS = {"normalize_features", "largest_component", "undirected", "normalize", "standardize", "leave_out_negative"}
-EMPTY_MAY = {"arguments": ({},), "ignore_label": (-1,)}
+EMPTY_MAY = {"arguments": ({},), "ignore_label": (-1,), "heterogeneity": ([],)}
 
 
 def is_sensible(name: str, value: Any) -> bool:

@@ -56,6 +56,7 @@ def progress(make_study: Callable[..., Study]) -> Progress:
         pictures={
             "by_rounds": {"kind": "lines", "x_label": "rounds"},
             "change": {"kind": "lines", "change": True},
+            "bands": {"kind": "lines", "band": True},
             "convergence": {"kind": "curves", "metric": "val/acc"},
             "ranks": {"kind": "ranks"},
         },
@@ -94,7 +95,7 @@ def test_report(progress: Progress) -> None:
     assert "| FedAvg | 3 | +9.9 | 3 | 0 | 0 | 0 |" in text
     assert "## Average ranks" in text
     assert "| Local |  | 0/0/3 | 3/0/0 |" in text
-    for name in ("by_rounds", "change", "convergence", "ranks"):
+    for name in ("by_rounds", "bands", "change", "convergence", "ranks"):
         assert f"![{name}.png]({name}.png)" in text
         with Image.open(path.with_name(f"{name}.png")) as picture:
             assert min(picture.size) > 100

@@ -92,6 +92,7 @@ class PartitionTable:
         class_names: What the classes are called; empty for their numbers.
         spreads: Of clients that hold many graphs, for each client the least, the quartiles and the greatest of its
             graphs' nodes, mean degrees and targets that are numbers, by what they are of; else empty.
+        simulated: What ``data.heterogeneity`` has changed, and the names of the clients that it chose.
     """
 
     rows: (
@@ -106,6 +107,7 @@ class PartitionTable:
     dropped: Dropped = field(default_factory=Dropped)
     class_names: tuple[str, ...] = ()
     spreads: Mapping[str, tuple[tuple[float, ...], ...]] = field(default_factory=dict)
+    simulated: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @classmethod
     def from_graphs(
@@ -231,16 +233,21 @@ class PartitionTable:
     def to_csv(self, path: str | Path) -> None:
         """Write a row for each client and one named ``mean``.
 
-        The latter also has the heterogeneity, the non-IIDness and how many nodes, edges and classes were dropped.
+        The latter also has the heterogeneity, the non-IIDness and how many nodes, edges and classes were dropped. Where
+        ``data.heterogeneity`` changes clients, the last column has the kinds that change each.
         """
         with Path(path).open("w", newline="") as file:
             writer = csv.writer(file)
             names = ["heterogeneity", "non_iidness", "nodes_dropped", "edges_dropped", "classes_dropped"]
-            writer.writerow([*self.columns, *names])
-            writer.writerows([*astuple(row), *[""] * len(names)] for row in self.rows)
+            writer.writerow([*self.columns, *names, *(["simulated"] if self.simulated else [])])
+            writer.writerows([*astuple(row), *[""] * len(names), *self._changes_of(row.client)] for row in self.rows)
             writer.writerow(
                 ["mean", *self.means.values(), self.heterogeneity, self.non_iidness, *astuple(self.dropped)]
             )
+
+    def _changes_of(self, client: str) -> list[str]:
+        """What changes a client, in one cell; no cell where nothing is simulated."""
+        return ["; ".join(kind for kind, names in self.simulated if client in names)] if self.simulated else []
 
     def rich_table(self) -> Table:
         """Return the table for a terminal."""
@@ -249,6 +256,8 @@ class PartitionTable:
         if self.dropped.num_nodes:
             nodes, edges, classes = astuple(self.dropped)
             caption += f"\noutside the largest component, dropped: {nodes:,} nodes, {edges:,} edges, {classes} classes"
+        for kind, names in self.simulated:
+            caption += f"\nsimulated: {kind} at {len(names)} of {len(self.rows)} clients ({', '.join(names) or 'none'})"
         table = Table(
             title=f"{len(self.rows)} clients",
             caption=caption,

@@ -45,6 +45,9 @@ def section(run: Recorded, album: Album) -> Section:
     if "clustering" in partition.columns:
         mean = float(np.mean([_cell(partition, row, "clustering") for row in range(len(names))]))
         facts.append(Fact(name="clustering coefficient", value=number(mean), more="mean over clients"))
+    for kind, chosen in partition.simulated:
+        what = f"{len(chosen)} of {len(names)} clients"
+        facts.append(Fact(name=f"simulated: {kind}", value=what, more=", ".join(chosen)))
     header = ["client", *(column.removeprefix("num_").replace("_", " ") for column in partition.columns[1:])]
     rows = [[name, *(number(float(cell)) for cell in row[1:])] for name, row in zip(names, partition.rows, strict=True)]
     return Section(
