@@ -52,6 +52,7 @@ def describe(trainer: Trainer) -> RunRecord:
         sizes=list(run.registry.sizes),
         training=list(run.training_clients),
         regression=not run.registry.task.target.has_classes,
+        class_names=list(getattr(run.datamodule, "class_names", None) or ()),
         seed=run.seed,
         partition_hash=run.registry.partition_hash,
         settings={} if run.config else dict(run.settings),

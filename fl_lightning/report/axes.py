@@ -22,7 +22,7 @@ _WIDTH = 4.5  # inches of 72 units
 def new_axes(
     height: float, *, left: float = 0.125, right: float = 0.985, bottom: float | None = None
 ) -> tuple[Figure, Axes]:
-    """A metric with one pair of axes; margins are shares of the width, and half an inch below."""
+    """A figure with one pair of axes; margins are shares of the width, and half an inch below."""
     figure = Figure(figsize=(_WIDTH, height))
     below = 0.5 / height if bottom is None else bottom
     left = min(left, 0.4)
@@ -57,7 +57,8 @@ def draw_scales(axes: Axes, x_label: str, *, y_label: str = "", grid: str = "y",
 
 
 def _ticks(low: float, high: float, *, whole: bool) -> list[float]:
-    result = MaxNLocator(5, integer=whole).tick_values(min(low, high), max(low, high))
+    steps = [1, 2, 5, 10] if whole else [1, 2, 2.5, 5, 10]
+    result = MaxNLocator(5, integer=whole, steps=steps).tick_values(min(low, high), max(low, high))
     slack = 1e-9 * abs(high - low)
     return [float(tick) for tick in result if min(low, high) - slack <= tick <= max(low, high) + slack]
 

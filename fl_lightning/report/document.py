@@ -23,6 +23,21 @@ class Fact:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Group:
+    """Pictures of a section that belong together.
+
+    Attributes:
+        title: What they are of.
+        text: What they mean, and what good ones look like.
+        pictures: Side by side where there is room.
+    """
+
+    title: str
+    text: str
+    pictures: Sequence[Picture]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Section:
     """A card of the page.
 
@@ -30,8 +45,8 @@ class Section:
         anchor: Its id.
         title: Its heading.
         text: A line beneath the heading.
-        pictures: Side by side where there is room.
-        small: Whether they are small, so that more of them stand side by side.
+        pictures: Side by side where there is room; a single one stands beside the first of the folded tables.
+        groups: More pictures, each group with words of its own.
         tables: Open ones.
         folded: Tables that are opened by a click.
         facts: Metrics by themselves.
@@ -43,7 +58,7 @@ class Section:
     title: str
     text: str = ""
     pictures: Sequence[Picture] = ()
-    small: bool = False
+    groups: Sequence[Group] = ()
     tables: Sequence[Table] = ()
     folded: Sequence[Table] = ()
     facts: Sequence[Fact] = ()
@@ -58,6 +73,7 @@ class Document:
     Attributes:
         title: Of the page.
         subtitle: A line beneath it.
+        verdict: What came of it, in a sentence or two.
         status: A word about how it ended, and whether that is ``good``, ``warn`` or ``bad``.
         alerts: What has to be read before anything else.
         facts: The metrics at its head.
@@ -67,6 +83,7 @@ class Document:
 
     title: str
     subtitle: str = ""
+    verdict: str = ""
     status: tuple[str, str] | None = None
     alerts: Sequence[str] = ()
     facts: Sequence[Fact] = ()
@@ -99,4 +116,18 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters["drawn"] = Markup
+    environment.filters["spans"] = spans
     return environment
+
+
+def spans(number_of: int) -> list[int]:
+    """Columns of twelve for each of so many pictures: rows of two and three without a gap.
+
+    Example:
+        >>> spans(1), spans(4), spans(5)
+        ([6], [6, 6, 6, 6], [6, 6, 4, 4, 4])
+    """
+    pairs = {0: 0, 1: 2, 2: 1}[number_of % 3]
+    if number_of == 1:
+        return [6]
+    return [6] * (2 * pairs) + [4] * (number_of - 2 * pairs)

@@ -9,15 +9,17 @@ from fl_lightning.report.folder import Recorded, telling
 from fl_lightning.report.pictures import Album
 from fl_lightning.report.sections import (
     clients,
-    collaboration,
     cost,
+    diagnostics,
     embeddings,
     failures,
     learning,
     partition,
     predictions,
+    result,
     settings,
 )
+from fl_lightning.report.verdict import verdict
 from fl_lightning.report.wording import count, duration, number, size
 from fl_lightning.run.curve import DIVERGED, STILL_RISING
 
@@ -44,23 +46,25 @@ def document(run: Recorded, other: Recorded | None = None) -> Document:
 def _document(run: Recorded, other: Recorded | None) -> Document:
     album = Album()
     sections = [
+        result.section(run),
         learning.section(run, album),
         clients.section(run, other, album),
-        predictions.section(run, album),
-        partition.section(run, album),
-        collaboration.section(run, album),
-        embeddings.section(run, album),
-        cost.section(run, album),
         failures.section(run, album),
+        predictions.section(run, album),
+        embeddings.section(run, album),
+        partition.section(run, album),
+        cost.section(run, album),
+        diagnostics.section(run, album),
         settings.section(run),
     ]
     return Document(
         title=_title(run),
         subtitle=_subtitle(run),
+        verdict=verdict(run),
         status=(run.status, _STATUS.get(run.status, "warn")),
         alerts=_alerts(run),
         facts=_facts(run),
-        sections=sections,
+        sections=[section for section in sections if section is not None],
         footer=_footer(run),
     )
 

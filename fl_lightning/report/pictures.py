@@ -4,19 +4,9 @@ Every picture is made for a column of some 300 to 480 pixels, so that it can be 
 for those who do not see it. Shape legend: C clients, K classes, P points.
 """
 
-import io
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from html import escape
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-import matplotlib
-import networkx as nx
 import numpy as np
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.collections import LineCollection
-from matplotlib.figure import Figure
 
 from fl_lightning.report.axes import (
     class_colors,
@@ -25,52 +15,16 @@ from fl_lightning.report.axes import (
     draw_rows,
     draw_scales,
     new_axes,
-    node_places,
 )
+from fl_lightning.report.drawing import MOST_BARS, fitting, margin
 from fl_lightning.report.figures import Curve, Key, Picture, Table, Values
-from fl_lightning.report.theme import as_css, dash, inline, series, stand_in
-from fl_lightning.report.wording import number, short_names
-
-#: A matrix of more rows is shown without its numbers.
-MOST_RUNS = 20
-
-_MOST_BARS = 60
-_FILL = (47 / 255, 131 / 255, 197 / 255)  # between the schemes: its opacity is what a heat map shows
-_UNKNOWN = (0.5, 0.5, 0.5, 0.25)
-_MOST_OPAQUE = 0.7  # so that numbers can be read on it
-_STYLE: dict[str, Any] = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "fl_lightning",
-    "path.simplify": False,
-    "font.size": 10,
-    "axes.facecolor": "none",
-    "figure.facecolor": "none",
-    "text.color": stand_in("ink"),
-    "text.parse_math": False,  # names are names, with a $ in them too
-    "lines.linewidth": 1.7,
-}
+from fl_lightning.report.matrix_pictures import MatrixPictures
+from fl_lightning.report.theme import as_css, dash, series, stand_in
+from fl_lightning.report.wording import number
 
 
-@dataclass
-class Album:
-    """Makes the pictures of one page, whose ids differ.
-
-    Attributes:
-        count: Pictures so far.
-    """
-
-    count: int = field(default=0)
-
-    @contextmanager
-    def _drawing(self) -> Iterator[None]:
-        with matplotlib.rc_context(_STYLE):  # type: ignore[arg-type]
-            yield
-
-    def _finish(self, figure: Figure, alt: str) -> str:
-        self.count += 1
-        text = io.StringIO()
-        FigureCanvasSVG(figure).print_svg(text, metadata={"Date": None})  # type: ignore[no-untyped-call]
-        return inline(text.getvalue(), f"p{self.count}", escape(alt, quote=False))
+class Album(MatrixPictures):
+    """The pictures of one page."""
 
     def curves(
         self,
@@ -134,8 +88,10 @@ class Album:
         note: str = "",
         other: Values | None = None,
         labels: tuple[str, str] = ("this run", "the other run"),
+        orders: tuple[int, int] = (0, 1),
         marked: Sequence[str] = (),
         mark: str = "marked",
+        height: float = 0.0,
         table: Table | None = None,
     ) -> Picture:
         """A bar for each client, or where there is another run a dot for either.
@@ -148,14 +104,17 @@ class Album:
             note: A line beneath.
             other: Values of another run, (C,).
             labels: What ``values`` and ``other`` are.
+            orders: Of their colors.
             marked: Names whose bars have another color.
             mark: What those are.
+            height: At least so high, in inches, as the picture beside it is.
             table: Its numbers.
         """
         keys = [Key(label=mark, color=as_css(series(1)))] if marked else []
         with self._drawing():
-            few = len(names) <= _MOST_BARS
-            figure, axes = new_axes(0.75 + (0.165 * len(names) if few else 2.2), left=0.05 + 0.02 * _longest(names))
+            beside = fitting(names) if len(names) <= MOST_BARS else [""] * len(names)
+            few = len(names) <= MOST_BARS
+            figure, axes = new_axes(max(bars_height(len(names)), height), left=margin(beside))
             position = np.arange(len(names), dtype=np.float64)
             colors = [series(1) if name in marked else series(0) for name in names]
             if other is None:
@@ -165,10 +124,12 @@ class Album:
                     draw_boxes(axes, np.zeros(len(length)), length, position[mine], 0.62 if few else 1.0, color)
             else:
                 axes.hlines(position, np.fmin(values, other), np.fmax(values, other), color=stand_in("line"), lw=2)
-                axes.plot(other, position, "o", ms=5, mfc="none", mec=series(1), mew=1.4)
-                axes.plot(values, position, "o", ms=5, color=series(0))
-                keys = [Key(label=label, color=as_css(series(order))) for order, label in enumerate(labels)]
-            draw_rows(axes, short_names(names) if few else [""] * len(names), x_label)
+                axes.plot(other, position, "o", ms=5, mfc="none", mec=series(orders[1]), mew=1.4)
+                axes.plot(values, position, "o", ms=5, color=series(orders[0]))
+                keys = [
+                    Key(label=name, color=as_css(series(order))) for order, name in zip(orders, labels, strict=True)
+                ]
+            draw_rows(axes, beside, x_label)
             known = np.isfinite(values)
             alt = f"{title}: {x_label} of {len(names)} clients"
             if known.any():
@@ -185,16 +146,18 @@ class Album:
         *,
         title: str,
         x_label: str,
+        orders: Sequence[int] = (),
         note: str = "",
     ) -> Picture:
         """A dot and an interval for each row, relative to zero; unknown intervals are left out."""
+        colors = [series(order) for order in orders or [0] * len(names)]
         with self._drawing():
             figure, axes = new_axes(0.8 + 0.3 * len(names), left=0.05 + 0.017 * max(map(len, names)))
             position = np.arange(len(names), dtype=np.float64)
             axes.axvline(0, color=stand_in("faint"), lw=1)
             axes.hlines(position, np.where(np.isfinite(low), low, middle), np.where(np.isfinite(high), high, middle))
-            axes.collections[0].set(color=series(0), lw=2.4)
-            axes.plot(middle, position, "o", ms=6, color=series(0))
+            axes.collections[0].set(color=colors, lw=2.4)
+            axes.scatter(middle, position, s=36, color=colors, zorder=3)
             draw_rows(axes, names, x_label)
             summary = "; ".join(
                 f"{name} {number(m)}, {number(lo)} to {number(hi)}"
@@ -211,82 +174,27 @@ class Album:
         *,
         title: str,
         x_label: str,
+        orders: Sequence[int] = (),
         note: str = "",
         table: Table | None = None,
     ) -> Picture:
-        """Bars of parts: classes of every client, (C, K)."""
+        """Bars of parts, classes of every client (C, K), in the colors of ``orders`` or in those of classes."""
         with self._drawing():
-            few = len(names) <= _MOST_BARS
-            figure, axes = new_axes(0.75 + (0.165 * len(names) if few else 2.6), left=0.05 + 0.02 * _longest(names))
-            colors = class_colors(len(groups))
+            few = len(names) <= MOST_BARS
+            beside = fitting(names) if few else [""] * len(names)
+            figure, axes = new_axes(bars_height(len(names)), left=margin(beside))
+            colors = [series(order) for order in orders] if orders else class_colors(len(groups))
             left = np.cumsum(counts, axis=1) - counts
             position = np.arange(len(names), dtype=np.float64)
             for group, color in enumerate(colors):
                 ends = left[:, group] + counts[:, group]
                 draw_boxes(axes, left[:, group], ends, position, 0.78 if few else 1.0, color)
-            draw_rows(axes, short_names(names) if few else [""] * len(names), x_label)
+            draw_rows(axes, beside, x_label)
             largest = [groups[int(row.argmax())] for row in counts]
             alt = f"{title}: {x_label} of {len(names)} clients in {len(groups)} groups; the largest group of each is "
             svg = self._finish(figure, alt + ", ".join(largest[:12]) + (", ..." if len(largest) > 12 else "") + ".")
         keys = [Key(label=group, color=as_css(color)) for group, color in zip(groups, colors, strict=True)]
         return Picture(title=title, svg=svg, note=note, keys=keys if len(keys) <= 20 else [], table=table)
-
-    def heat(
-        self,
-        matrix: Values,
-        names: Sequence[str],
-        *,
-        title: str,
-        x_label: str,
-        y_label: str,
-        limits: tuple[float, float],
-        cells: Sequence[Sequence[str]] | None = None,
-        note: str = "",
-        table: Table | None = None,
-    ) -> Picture:
-        """A square matrix, the more opaque the larger.
-
-        Args:
-            matrix: Values, nan where there is none.
-            names: Of rows and columns.
-            title: Of the picture.
-            x_label: What the columns are.
-            y_label: What the rows are.
-            limits: Values of the emptiest and of the fullest color.
-            cells: Words for the cells.
-            note: A line beneath.
-            table: Its numbers.
-        """
-        low, high = limits
-        with self._drawing():
-            figure, axes = new_axes(4.1, left=0.095 + 0.018 * min(_longest(names), 9), bottom=0.12)
-            share = np.clip((matrix - low) / max(high - low, 1e-12), 0, 1)
-            image = np.empty((*matrix.shape, 4))
-            image[..., :3] = _FILL
-            image[..., 3] = np.nan_to_num(share) * (_MOST_OPAQUE if cells else 1.0)
-            image[np.isnan(matrix)] = _UNKNOWN
-            axes.imshow(image, interpolation="none", aspect="auto")
-            step = max(1, -(-len(names) // 20))
-            ticks = list(range(0, len(names), step))
-            short = [name if len(name) < 10 else f"{name[:8]}…" for name in short_names(names)]
-            axes.set_axis_off()
-            turned = max(map(len, short), default=0) > 3
-            faint: dict[str, Any] = {"color": stand_in("faint"), "fontsize": 8.5}
-            for tick in ticks:
-                axes.text(-0.7, tick, short[tick], ha="right", va="center", **faint)
-                rotation = 90 if turned else 0
-                axes.text(tick, len(names) - 0.4, short[tick], ha="center", va="top", rotation=rotation, **faint)
-            axes.text(0.5, -0.1, x_label, ha="center", va="bottom", transform=axes.transAxes, **faint)
-            figure.text(0.012, 0.55, y_label, ha="left", va="center", rotation=90, **faint)
-            for row, column in np.ndindex(*matrix.shape) if cells else ():
-                if cells and cells[row][column]:
-                    size = 9 if len(names) <= 12 else 7
-                    axes.text(column, row, cells[row][column], ha="center", va="center", fontsize=size)
-            known = matrix[np.isfinite(matrix)]
-            alt = f"{title}: a matrix of {len(names)} rows ({y_label}) and columns ({x_label})"
-            alt += f", values from {number(float(known.min()))} to {number(float(known.max()))}." if len(known) else "."
-            svg = self._finish(figure, alt)
-        return Picture(title=title, svg=svg, note=note, table=table, scale=(number(low), number(high)))
 
     def points(
         self,
@@ -304,6 +212,7 @@ class Album:
         note: str = "",
         table: Table | None = None,
         radius: float = 4.0,
+        height: float = 3.6,
     ) -> Picture:
         """A cloud of points.
 
@@ -321,10 +230,11 @@ class Album:
             note: A line beneath.
             table: Its numbers.
             radius: Width of a point.
+            height: Of the picture, in inches.
         """
         colors = colors or class_colors(len(groups))
         with self._drawing():
-            figure, axes = new_axes(3.6, left=0.16)
+            figure, axes = new_axes(height, left=0.16)
             if diagonal:
                 ends = [float(min(x.min(), y.min())), float(max(x.max(), y.max()))]
                 axes.plot(ends, ends, color=stand_in("faint"), lw=1, ls=(0, (3, 2)))
@@ -345,49 +255,13 @@ class Album:
         keys = [Key(label=name, color=as_css(color)) for name, color in zip(groups, colors, strict=True)]
         return Picture(title=title, svg=svg, note=note, keys=keys if 1 < len(keys) <= 20 else [], table=table)
 
-    def network(
-        self, adjacency: Values, names: Sequence[str], *, title: str, note: str = "", marked: Sequence[str] = ()
-    ) -> Picture:
-        """The graph of the clients; if there are many, they are drawn on a circle."""
-        graph = nx.from_numpy_array(np.nan_to_num(adjacency) > 0)
-        graph.remove_edges_from(list(nx.selfloop_edges(graph)))
-        position = node_places(graph)
-        with self._drawing():
-            figure, axes = new_axes(3.6, left=0.02, bottom=0.02, right=0.98)
-            ends = [(position[i], position[j]) for i, j in graph.edges]
-            axes.add_collection(LineCollection(ends, colors=stand_in("line"), linewidths=1.1, zorder=1))
-            few = len(names) <= 40
-            width = 15.0 if few else 7.0
-            for row, name in enumerate(names):
-                color = series(1) if name in marked else series(0)
-                draw_dots(axes, position[row : row + 1, 0], position[row : row + 1, 1], color, width)
-            for row, name in enumerate(short_names(names)) if few else ():
-                inside = _longest(names) <= 3
-                shift = (0, 0) if inside else (0, 9)
-                axes.annotate(
-                    name,
-                    position[row],
-                    shift,
-                    textcoords="offset points",
-                    fontsize=7,
-                    color=stand_in("card") if inside else stand_in("ink"),
-                    ha="center",
-                    va="center",
-                )
-            axes.set(xlim=(-1.15, 1.15), ylim=(-1.15, 1.15))
-            axes.set_axis_off()
-            degrees = [degree for _, degree in graph.degree] or [0]
-            summary = (
-                f"{len(names)} clients, {graph.number_of_edges()} edges, {min(degrees)} to {max(degrees)} neighbors"
-            )
-            svg = self._finish(figure, f"{title}: {summary}.")
-        return Picture(title=title, svg=svg, note=note or summary)
-
     def shares(self, parts: Mapping[str, float], *, title: str, x_label: str, table: Table | None = None) -> Picture:
         """A bar for each part of a whole."""
         names, values = list(parts), np.array(list(parts.values()))
         with self._drawing():
-            figure, axes = new_axes(0.7 + 0.24 * len(names), left=0.05 + 0.021 * max(map(len, names), default=0))
+            figure, axes = new_axes(
+                max(2.75, 0.7 + 0.24 * len(names)), left=0.05 + 0.021 * max(map(len, names), default=0)
+            )
             draw_boxes(axes, np.zeros(len(names)), values, np.arange(len(names), dtype=np.float64), 0.6, series(0))
             draw_rows(axes, names, x_label)
             summary = ", ".join(f"{name} {number(value)}" for name, value in parts.items())
@@ -395,5 +269,6 @@ class Album:
         return Picture(title=title, svg=svg, table=table)
 
 
-def _longest(names: Sequence[str]) -> int:
-    return max(map(len, short_names(names)), default=0) if len(names) <= _MOST_BARS else 0
+def bars_height(number_of: int) -> float:
+    """Inches that so many bars take."""
+    return 0.75 + (max(0.165 * number_of, 1.65) if number_of <= MOST_BARS else 2.4)

@@ -155,6 +155,7 @@ class RunRecord:
         sizes: Their examples.
         training: Indices of those that take part in the rounds.
         regression: Whether targets are no classes.
+        class_names: What the classes are called; empty where that is not known.
         reference: Mean metrics of the training clients if each told all its examples the same (its largest class, its
             labels' shares, its mean); empty where the data lie elsewhere.
         seed: Root of the training's draws.
@@ -183,6 +184,7 @@ class RunRecord:
     regression: bool | None
     seed: int
     partition_hash: str
+    class_names: list[str] = field(default_factory=list)
     reference: dict[str, float] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     machine: dict[str, str] = field(default_factory=dict)
@@ -194,6 +196,10 @@ class RunRecord:
     points: Points | None = None
     failures: list[tuple[int, str, str]] = field(default_factory=list)
     timing: Timing | None = None
+
+    def class_name(self, label: int) -> str:
+        """What a class is called, or its number."""
+        return self.class_names[label] if label < len(self.class_names) else f"class {label}"
 
     def left_out(self, *words: str) -> list[str]:
         """Sentences on what was not kept and has one of the words in its reason."""

@@ -6,10 +6,11 @@ import numpy as np
 
 from fl_lightning.report.figures import Curve
 from fl_lightning.report.folder import Recorded
+from fl_lightning.report.theme import orders
 
 
 def levels(
-    runs: Iterable[Recorded], metric: str, curves: Sequence[Curve], label: str, *, first: int | None = None
+    runs: Iterable[Recorded], metric: str, curves: Sequence[Curve], label: str, *, beside: Sequence[str] = ()
 ) -> list[Curve]:
     """A line for each reference: its metric at its own best round, mean over the runs that have it.
 
@@ -18,7 +19,7 @@ def levels(
         metric: Which metric.
         curves: The other lines of the picture, which they are as long as.
         label: Goes behind the reference's name in the legend.
-        first: Place of the first one's color; None for behind the other lines.
+        beside: Configurations whose colors are taken.
     """
     if not curves:
         return []
@@ -27,9 +28,10 @@ def levels(
         for name, value in run.reference(metric).items():
             found.setdefault(name, []).append(value)
     x = np.concatenate([curve.x for curve in curves])
-    start = len(curves) if first is None else first
+    labels = list(dict.fromkeys([*beside, *found]))
+    order = dict(zip(labels, orders(labels), strict=True))
     ends = np.array([x.min(), x.max()], dtype=float)
     return [
-        Curve(label=f"{name}{label}", x=ends, y=np.full(2, np.mean(values)), order=start + place)
-        for place, (name, values) in enumerate(found.items())
+        Curve(label=f"{name}{label}", x=ends, y=np.full(2, np.mean(values)), order=order[name])
+        for name, values in found.items()
     ]

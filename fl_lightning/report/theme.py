@@ -7,6 +7,8 @@ text has 4.5.
 """
 
 import re
+from collections.abc import Sequence
+from zlib import crc32
 
 #: CSS variable, color in the light scheme, color in the dark one.
 COLORS: dict[str, tuple[str, str]] = {
@@ -15,6 +17,7 @@ COLORS: dict[str, tuple[str, str]] = {
     "ink": ("#1c2128", "#e8eaed"),
     "faint": ("#5a6370", "#a3abb6"),
     "line": ("#dde1e6", "#353b44"),
+    "shadow": ("#c3c9d1", "#050608"),
     "series-0": ("#0067a5", "#58b0f0"),
     "series-1": ("#c8500a", "#ff9a55"),
     "series-2": ("#00805c", "#35c79a"),
@@ -28,6 +31,10 @@ COLORS: dict[str, tuple[str, str]] = {
     "bad": ("#b3261e", "#ff8a80"),
 }
 NUM_SERIES = sum(name.startswith("series-") for name in COLORS)
+#: Line styles, by which more series than colors are told apart.
+_DASHES = ("-", "--", ":", "-.")
+#: Methods that are often compared have a color each; others have one by their name.
+_METHODS = ("FedAvg", "SCAFFOLD", "SheafRidge", "FedPer", "FedSheafHN", "FedOpt", "FedAux", "Local")
 
 _STAND_INS = {name: f"#0001{index:02x}" for index, name in enumerate(COLORS)}
 _NAMES = {color: name for name, color in _STAND_INS.items()}
@@ -45,7 +52,33 @@ def series(index: int) -> str:
 
 def dash(index: int) -> str:
     """The line style of a series."""
-    return ("-", "--", ":", "-.")[index // NUM_SERIES % 4]
+    return _DASHES[index // NUM_SERIES % len(_DASHES)]
+
+
+def orders(labels: Sequence[str]) -> list[int]:
+    """The series of each configuration, which follows from its method: the same in all pictures of all pages.
+
+    Where two configurations would have the same, the later one has the next that is free.
+
+    Example:
+        >>> orders(["Local", "FedAvg"]), orders(["FedAvg, lr 0.1", "FedAvg, lr 0.2", "SCAFFOLD"])
+        ([7, 0], [0, 2, 1])
+    """
+    number_of = max(NUM_SERIES * len(_DASHES), len(labels))
+    methods = {label: label.partition(",")[0] for label in labels}
+    first = {label: _METHODS.index(name) for label, name in methods.items() if name in _METHODS}
+    taken: dict[int, str] = {}
+    for label, order in first.items():
+        taken.setdefault(order, label)
+    for label in labels:
+        if label in taken.values():
+            continue
+        order = first.get(label, crc32(methods[label].encode()) % number_of)
+        while order in taken:
+            order = (order + 1) % number_of
+        taken[order] = label
+    place = {label: order for order, label in taken.items()}
+    return [place[label] for label in labels]
 
 
 def variables(scheme: int) -> str:

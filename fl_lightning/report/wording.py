@@ -1,7 +1,7 @@
 """Numbers as the pages write them, with their units."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def number(value: float | None) -> str:
@@ -76,6 +76,16 @@ def count(value: int, noun: str) -> str:
         ('1 client', '1,200 clients')
     """
     return f"{value:,} {noun}{'' if value == 1 else 's'}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """Words as a sentence lists them.
+
+    Example:
+        >>> listed(["FedAvg"]), listed(["FedAvg", "Local"]), listed(["FedAvg", "FedPer", "Local"])
+        ('FedAvg', 'FedAvg and Local', 'FedAvg, FedPer and Local')
+    """
+    return " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
 
 
 def short_names(names: Iterable[str]) -> list[str]:

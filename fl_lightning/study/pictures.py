@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fl_lightning.report.gaps import half_width
+from fl_lightning.report.theme import COLORS, NUM_SERIES, dash, orders
 from fl_lightning.run.folder import whole_file
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.schema import Picture
@@ -53,7 +53,7 @@ def _lines(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure 
     label, y_labels = picture.y_label or picture.metric, []
     for axes, panel in zip(all_axes, panels, strict=True):
         cases = {name: case.x for name, case in study.cases.items() if case.panel == panel and case.x is not None}
-        for index, method in enumerate(study.methods):
+        for index, method in zip(orders(list(study.methods)), study.methods, strict=True):
             rows = table[(table["method"] == method) & table["case"].isin(list(cases)) & table[picture.metric].notna()]
             if not len(rows):
                 continue
@@ -75,7 +75,7 @@ def _lines(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure 
                 [line] = axes.plot(mean.index, mean, **style)
             else:
                 line = axes.errorbar(mean.index, mean, spread, capsize=2, **style).lines[0]
-            line.set(marker=_MARKERS[index % len(_MARKERS)], markersize=4)
+            line.set(marker=_MARKERS[index % len(_MARKERS)], markersize=4, ls=dash(index))
         _dress(axes, panel, picture, ticks=sorted(set(cases.values())))
         y_labels.append(f"{label}{unit}")
     return _finish(figure, all_axes, y_labels[:1] if one_unit else y_labels)
@@ -88,7 +88,7 @@ def _curves(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure
     figure, all_axes = _panels(len(shown), share_y=False)
     unit, any_drawn = "", False
     for axes, case in zip(all_axes, shown, strict=True):
-        for index, method in enumerate(study.methods):
+        for index, method in zip(orders(list(study.methods)), study.methods, strict=True):
             result = by_round(progress, history, method, case, (picture.x, picture.metric))
             if result is None:
                 continue
@@ -100,7 +100,9 @@ def _curves(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure
             if picture.x != "round" and not x.any():
                 axes.axhline(scale * y[-1], linestyle="--", color=_color(index), label=method)
             else:
-                axes.plot(picture.x_scale * x, scale * y, color=_color(index), linewidth=1.3, label=method)
+                axes.plot(
+                    picture.x_scale * x, scale * y, color=_color(index), ls=dash(index), linewidth=1.3, label=method
+                )
         _dress(axes, case, picture)
     return _finish(figure, all_axes, [f"{picture.y_label or picture.metric}{unit}"]) if any_drawn else None
 
@@ -169,7 +171,6 @@ def _unit(rows: pd.DataFrame) -> tuple[float, str]:
     return scale_of(is_error=is_error), ", × 10⁻³" if is_error else ", %"
 
 
-def _color(index: int) -> tuple[float, float, float]:
-    colors: tuple[tuple[float, float, float], ...] = mpl.colormaps["tab20"].colors  # type: ignore[attr-defined]
-    order = [*range(0, 20, 2), *range(1, 20, 2)]
-    return colors[order[index % 20]]
+def _color(index: int) -> str:
+    """The color that the method has on the pages of runs, too."""
+    return COLORS[f"series-{index % NUM_SERIES}"][0]

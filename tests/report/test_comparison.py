@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -92,6 +93,25 @@ def test_differences_are_paired_by_hand(runs: Path) -> None:
     assert clients["p_value"] == pytest.approx(2 / 2**6)  # all six signs alike
     swapped = Comparison(actual.recorded, reference="Local").over_seeds.to_dict("records")
     assert swapped[0]["mean"] == pytest.approx(-gaps.mean())
+
+
+def test_the_verdict_is_over_seeds_and_one_seed_decides_nothing(runs: Path, tmp_path: Path) -> None:
+    several = compare([runs / "FedAvg", runs / "Local"])
+    assert several.verdict == (
+        "Over 3 seeds, by 95 % intervals of paired differences: Local is not distinguishable from FedAvg. "
+        "Few seeds leave wide intervals."
+    )
+    one = compare([runs / "FedAvg" / "version_0", runs / "Local" / "version_0"])
+    assert "Only one seed is common" in one.verdict
+    assert "decides nothing" in one.verdict
+    page = one.write(tmp_path / "page.html").read_text()
+    assert one.verdict in check_page(page)
+    titles = re.findall(r'<h2 id="[^"]*">([^<]*)</h2>', page)
+    assert titles == ["What differs", "Result", "Differences from FedAvg", "Learning", "Clients", "Runs"]
+    for seed in range(3):  # all of them by as much
+        write_run(tmp_path / "SCAFFOLD" / f"version_{seed}", test=0.9 + 0.1 * seed, seed=seed, strategy="SCAFFOLD",
+                  settings=settings("SCAFFOLD", seed=seed), partition_hash=f"p{seed}")  # fmt: skip
+    assert "SCAFFOLD is better than FedAvg" in compare([runs / "FedAvg", tmp_path / "SCAFFOLD"]).verdict
 
 
 def test_what_is_not_paired_is_said(runs: Path) -> None:

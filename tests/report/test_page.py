@@ -1,13 +1,16 @@
 """A page from the files of a folder alone: whole ones, and those that lack this or that."""
 
 import json
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from page_checks import check_page
 from run_folders import record, write_run
 
-from fl_lightning.report import write
+import fl_lightning.strategies
+from fl_lightning.report import meanings, write
 from fl_lightning.report.record import BestRound, RunRecord, Snapshot
 
 
@@ -35,6 +38,63 @@ def test_everything_is_reported(tmp_path: Path) -> None:
         "torch 2.13.0",
     ):
         assert run_record in words, run_record
+
+
+def test_the_result_comes_first_and_diagnostics_last(tmp_path: Path) -> None:
+    rounds = [
+        {"round": index, "val/acc": value, "test/acc": 0.6, "seconds": 1, "server/spread": value, "server/own_idea": 3}
+        for index, value in enumerate((0.4, 0.6, 0.5))
+    ]
+    run_record = record(class_names=["healthy", "ill"], reference={"test/acc": 0.4})
+    page = write(write_run(tmp_path / "run", run_record=run_record, rounds=rounds)).read_text()
+    words = check_page(page)
+    titles = re.findall(r'<h2 id="[^"]*">([^<]*)</h2>', page)
+    assert titles == [
+        "Learning",
+        "Clients",
+        "Failures and attacks",
+        "Predictions",
+        "Embeddings",
+        "Data and partition",
+        "Communication and time",
+        "Diagnostics of FedAvg",
+        "Settings",
+    ]
+    assert "FedAvg comes to a test accuracy of 0.6500 on average over 3 clients, 0.4000 at the worst." in words
+    assert "The same prediction for all examples of a client would come to 0.4000." in words
+    assert "Validation chose round 1, of 3 rounds from 0." in words
+    assert "one run with one seed" in words
+    assert "0: every client is given the same model" in words
+    assert "The same in all rounds: Own idea 3." in words
+    assert "healthy" in words
+
+
+def test_a_run_no_better_than_guessing_says_so(tmp_path: Path) -> None:
+    words = words_of(write_run(tmp_path / "run", run_record=record(reference={"test/acc": 0.7})))
+    assert "That is no better than the same prediction for all examples of a client (0.7000)." in words
+
+
+def test_matrices_that_did_not_change_are_drawn_once(tmp_path: Path) -> None:
+    matrix = np.eye(3, dtype=np.float32)
+    snapshots = [Snapshot.of(round_idx, "embedding", matrix) for round_idx in (0, 1, 2)]
+    words = words_of(write_run(tmp_path / "run", run_record=record(snapshots=snapshots)))
+    assert "Embedding after round 0" in words
+    assert "Embedding after round 2" not in words
+    assert "It did not change." in words
+
+
+def test_every_metric_of_a_strategy_says_what_good_is() -> None:
+    strategies = Path(fl_lightning.strategies.__file__).parent
+    named = {
+        name
+        for path in strategies.glob("**/*.py")
+        for name in re.findall(r'"server/([a-z_]+(?:/x)?)', path.read_text().replace("/{name}", "/x"))
+    }
+    assert len(named) > 30
+    for name in sorted(named - {"generator_", "similarity_", "x"}):
+        assert meanings.metric(name)[1], f"server/{name} has no words in report/meanings.py"
+    assert meanings.metric("similarity_mean")[0] == "Similarities of different clients: mean"
+    assert meanings.metric("own_idea") == ("Own idea", "")
 
 
 def test_clients_against_another_run(tmp_path: Path) -> None:

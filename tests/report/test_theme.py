@@ -5,7 +5,7 @@ import pytest
 
 from fl_lightning.report.figures import Curve
 from fl_lightning.report.pictures import Album
-from fl_lightning.report.theme import COLORS, NUM_SERIES, contrast, series, stand_in
+from fl_lightning.report.theme import COLORS, NUM_SERIES, contrast, orders, series, stand_in
 
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
@@ -20,6 +20,14 @@ def test_text_and_series_can_be_reported_from_the_page(scheme: int) -> None:
 def test_stand_ins_differ() -> None:
     assert len({stand_in(name) for name in COLORS}) == len(COLORS)
     assert series(0) == series(NUM_SERIES) == stand_in("series-0")
+
+
+def test_a_method_has_one_color_whatever_it_is_compared_with() -> None:
+    assert orders(["FedAvg", "Local"]) == orders(["Local", "FedAvg"])[::-1]
+    many = [f"method {index}" for index in range(50)]
+    assert len(set(orders(many))) == 50
+    mine, theirs = orders(["My method", "FedPer"]), orders(["FedPer", "Another", "My method"])
+    assert mine == [theirs[2], theirs[0]]
 
 
 def test_a_picture_takes_on_the_page() -> None:

@@ -7,7 +7,8 @@ import numpy as np
 from fl_lightning.report.document import Section
 from fl_lightning.report.figures import Table
 from fl_lightning.report.folder import Recorded
-from fl_lightning.report.pictures import Album
+from fl_lightning.report.pictures import Album, bars_height
+from fl_lightning.report.theme import orders
 from fl_lightning.report.wording import count, number, signed
 
 
@@ -17,9 +18,12 @@ def section(run: Recorded, other: Recorded | None, album: Album) -> Section:
     values = run.client_values(metric)
     record = run.record
     if record is None or not values:
-        return Section(anchor="clients", title="Clients", empty="The scores of single clients were not kept.")
+        empty = "The scores of single clients were not kept."
+        return Section(anchor="clients", title="Clients", empty=empty, notes=_trouble(run))
     theirs = other.client_values(other.client_metric) if other else {}
     names = sorted(values, key=lambda name: values[name], reverse=run.less_is_better)
+    sizes = {record.names[index]: float(record.sizes[index]) for index in range(len(record.names))}
+    varied = len(set(sizes.values())) > 1
     pictures = [
         album.bars(
             names,
@@ -28,8 +32,10 @@ def section(run: Recorded, other: Recorded | None, album: Album) -> Section:
             x_label=f"{metric}, round {record.best.round if record.best else ''}",
             other=np.array([theirs.get(name, math.nan) for name in names]) if other else None,
             labels=(run.strategy, f"{other.strategy} ({other.name})" if other else ""),
+            orders=(0, 1) if other is None else _orders(run, other),
             marked=[] if other else sorted(run.malicious_names & set(names)),
             mark="malicious",
+            height=3.6 if varied else 0.0,
         )
     ]
     notes = []
@@ -40,8 +46,7 @@ def section(run: Recorded, other: Recorded | None, album: Album) -> Section:
             f"Of {count(len(gains), 'client')}, {better} do better than under {other.strategy}, {worse} worse, "
             f"{len(gains) - better - worse} equally; the mean gain is {signed(float(np.mean(gains)))}."
         )
-    sizes = {record.names[index]: float(record.sizes[index]) for index in range(len(record.names))}
-    if len(set(sizes.values())) > 1:
+    if varied:
         x = np.array([sizes[name] for name in names])
         y = np.array([values[name] for name in names])
         pictures.append(
@@ -54,15 +59,22 @@ def section(run: Recorded, other: Recorded | None, album: Album) -> Section:
                 x_label=f"{record.examples} of the client",
                 y_label=metric,
                 radius=6,
+                height=max(3.6, bars_height(len(names))),
             )
         )
     return Section(
         anchor="clients",
         title="Clients",
         pictures=pictures,
-        notes=notes + _unseen_clients(run),
+        notes=[*notes, *_unseen_clients(run), *_trouble(run)],
         folded=[_client_table(run, other)],
     )
+
+
+def _orders(run: Recorded, other: Recorded) -> tuple[int, int]:
+    """The colors of two methods; of two runs of one method those of two configurations of it."""
+    mine, theirs = orders([run.strategy, other.strategy if other.strategy != run.strategy else f"{run.strategy}, 2"])
+    return mine, theirs
 
 
 def _client_table(run: Recorded, other: Recorded | None) -> Table:
@@ -95,3 +107,9 @@ def _unseen_clients(run: Recorded) -> list[str]:
     return [
         f"Unseen clients, held out of training, by {run.client_metric}: {summary}{', ...' if len(result) > 20 else ''}."
     ]
+
+
+def _trouble(run: Recorded) -> list[str]:
+    failed = run.column("num_failures")
+    quiet = not run.result.get("failures") and (failed is None or failed.max() == 0) and not run.malicious
+    return ["No client failed, and nobody was malicious."] if quiet else []

@@ -21,7 +21,13 @@ def section(run: Recorded, album: Album) -> Section:
     if ways:
         totals = {way: np.nancumsum(column) for way, column in ways.items()}
         factor, unit = size_unit(max(float(column[-1]) for column in totals.values()))
-        curves = [Curve(label=_WAYS[way], x=x, y=column / factor) for way, column in totals.items()]
+        alike: dict[bytes, list[str]] = {}
+        for way, column in totals.items():
+            alike.setdefault(column.tobytes(), []).append(way)
+        curves = [
+            Curve(label=" and ".join(_WAYS[way] for way in same), x=x, y=totals[same[0]] / factor)
+            for same in alike.values()
+        ]
         rows = [[_WAYS[way], size(float(c[-1])), size(float(np.nanmedian(ways[way])))] for way, c in totals.items()]
         pictures.append(
             album.curves(

@@ -25,7 +25,7 @@ def section(run: Recorded, album: Album) -> Section:
         classes = 1 + max((int(label) for label in points.label if label is not None), default=0)
         if record.partition and record.partition.labels:
             classes = len(record.partition.labels[0])
-        groups, colors = [f"class {label}" for label in range(classes)], class_colors(classes)
+        groups, colors = [record.class_name(label) for label in range(classes)], class_colors(classes)
         group = [classes if label is None else int(label) for label in points.label]
         if classes in group:
             groups, colors = [*groups, "unknown"], [*colors, stand_in("faint")]

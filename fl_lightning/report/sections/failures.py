@@ -9,8 +9,8 @@ from fl_lightning.report.pictures import Album
 from fl_lightning.report.wording import count, number
 
 
-def section(run: Recorded, album: Album) -> Section:
-    """The section "Failures and attacks"."""
+def section(run: Recorded, album: Album) -> Section | None:
+    """The section "Failures and attacks"; None where there were none."""
     x = run.rounds.astype(float)
     pictures, tables, notes = [], [], []
     failed = "failed" if "num_dropouts" in run.history else "failed or dropped out"  # older runs count both as one
@@ -41,7 +41,8 @@ def section(run: Recorded, album: Album) -> Section:
         notes.append(f"Attack {attack}: {', '.join(members) or 'nobody'} ({count(len(members), 'client')}).")
     if run.malicious and (picture := _attack(run, album)):
         pictures.append(picture)
-    nothing = not (pictures or tables or notes)
+    if not (pictures or tables or notes):
+        return None
     return Section(
         anchor="failures",
         title="Failures and attacks",
@@ -49,7 +50,6 @@ def section(run: Recorded, album: Album) -> Section:
         tables=tables,
         folded=folded,
         notes=notes,
-        empty="No client failed, and nobody was malicious." if nothing else "",
     )
 
 

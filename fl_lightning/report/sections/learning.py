@@ -9,17 +9,12 @@ from fl_lightning.report.figures import Curve, Picture, Table
 from fl_lightning.report.folder import Column, Recorded
 from fl_lightning.report.pictures import Album
 from fl_lightning.report.references import levels
+from fl_lightning.report.sections.result import model_in_words
 from fl_lightning.report.wording import number
 
-_MODELS = {
-    "": "result",
-    "trained/": "trained locally, before mixing",
-    "gen/": "generated model",
-    "benign/": "benign clients",
-    "malicious/": "malicious clients",
-    "unseen/": "unseen clients",
-}
-_SPLITS = ("train", "val", "test")
+#: With the color of each, which is the same in all pictures.
+SPLITS = {"train": 2, "val": 1, "test": 0}
+_WORST = 3
 
 
 def section(run: Recorded, album: Album) -> Section:
@@ -37,7 +32,8 @@ def section(run: Recorded, album: Album) -> Section:
         note: str = "",
         reference: str = "",
     ) -> None:
-        curves = [Curve(label=label, x=run.rounds.astype(float), y=column) for label, column in named.items()]
+        x = run.rounds.astype(float)
+        curves = [Curve(label=label, x=x, y=column, order=SPLITS.get(label)) for label, column in named.items()]
         if curves:
             curves += levels([run], reference, curves, ", test") if reference else []
             pictures.append(
@@ -49,7 +45,7 @@ def section(run: Recorded, album: Album) -> Section:
         return {label: column for name, label in pairs if (column := run.column(name)) is not None}
 
     draw(
-        columns(*(f"{prefix}{split}/{metric}" for split in _SPLITS), labels=_SPLITS),
+        columns(*(f"{prefix}{split}/{metric}" for split in SPLITS), labels=list(SPLITS)),
         "Learning curves",
         f"{metric}, mean over clients",
         _rounds_table(run),
@@ -58,24 +54,18 @@ def section(run: Recorded, album: Album) -> Section:
     if spread := _spread(run, album, mark):
         pictures.append(spread)
     if metric != "loss":
-        draw(columns(*(f"{prefix}{split}/loss" for split in _SPLITS), labels=_SPLITS), "Loss", "mean over clients")
+        draw(columns(*(f"{prefix}{split}/loss" for split in SPLITS), labels=list(SPLITS)), "Loss", "mean over clients")
     others = [name for name in run.history if name.endswith(f"/test/{metric}") or name == "test/asr"]
     if others:
         named = [f"test/{metric}", *others]
-        labels = [_model(name, f"test/{metric}") for name in named]
+        labels = [model_in_words(name, f"test/{metric}") for name in named]
         draw(columns(*named, labels=labels), "Models of the same rounds", f"test {metric}, mean over clients")
-    server = [n for n in run.history if n.startswith("server/") and run.column(n) is not None]
-    for name in server[:6]:
-        draw(
-            {name.removeprefix("server/"): run.history[name]}, "Server", name.removeprefix("server/").replace("_", " ")
-        )
-    text = "" if not pictures else "Only validation data choose the round; the test metrics are those of that round."
+    text = "Means over clients after each round; the dashed line is the round that validation chose."
     return Section(
         anchor="learning",
         title="Learning",
-        text=text,
+        text=text if pictures else "",
         pictures=pictures,
-        tables=[table] if (table := _other_metrics(run)) else [],
         empty="" if pictures else "No round was evaluated, so there are no curves.",
     )
 
@@ -88,16 +78,9 @@ def _spread(run: Recorded, album: Album, mark: tuple[float, str] | None) -> Pict
     x = run.rounds.astype(float)
     curves = [
         Curve(label="mean ± standard deviation", x=x, y=mean, low=mean - std, high=mean + std),
-        Curve(label="worst client", x=x, y=worst),
+        Curve(label="worst client", x=x, y=worst, order=_WORST),
     ]
     return album.curves(curves, title="Spread over clients", x_label="round", y_label=test, mark=mark)
-
-
-def _model(name: str, test: str) -> str:
-    if name == "test/asr":
-        return "attack success"
-    prefix = name.removesuffix(test)
-    return _MODELS.get(prefix, prefix.rstrip("/").replace("/", ", "))
 
 
 def _rounds_table(run: Recorded) -> Table | None:
@@ -114,20 +97,3 @@ def _rounds_table(run: Recorded) -> Table | None:
         for position in sorted(indices)
     ]
     return Table(title="Some of the rounds", columns=["round", *known], rows=rows)
-
-
-def _other_metrics(run: Recorded) -> Table | None:
-    """Every model's metrics at the best round."""
-    metrics = run.figures
-    names = [name for name in metrics if f"{name}_weighted" in metrics and "test/" in name]
-    rows = [
-        [_model(name, run.test_metric) if name.endswith(run.test_metric) else name]
-        + [number(metrics.get(f"{name}{kind}")) for kind in ("", "_std", "_worst", "_weighted")]
-        for name in names
-        if not name.endswith("loss") or run.test_metric.endswith("loss")
-    ]
-    if not rows:
-        return None
-    what = run.record.examples if run.record else "examples"
-    columns = [f"{run.test_metric} at the best round", "mean", "std", "worst client", f"weighted by {what}"]
-    return Table(title="Metrics of the best round", columns=columns, rows=rows)

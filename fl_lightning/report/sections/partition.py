@@ -8,7 +8,8 @@ from fl_lightning.report.document import Fact, Section
 from fl_lightning.report.figures import Picture, Table
 from fl_lightning.report.folder import Recorded
 from fl_lightning.report.pictures import Album
-from fl_lightning.report.record import Partition
+from fl_lightning.report.record import Partition, RunRecord
+from fl_lightning.report.sections.learning import SPLITS
 from fl_lightning.report.wording import number
 
 
@@ -24,12 +25,13 @@ def section(run: Recorded, album: Album) -> Section:
     pictures = []
     if partition.labels:
         counts = np.array(partition.labels, dtype=float)
-        groups = [f"class {label}" for label in range(counts.shape[1])]
+        groups = [record.class_name(label) for label in range(counts.shape[1])]
         pictures.append(album.stacked(names, counts, groups, title="Labels of the clients", x_label=f"labeled {what}"))
     splits = [column for column in ("num_train", "num_val", "num_test") if column in partition.columns]
     counts = np.array([[_cell(partition, row, column) for column in splits] for row in range(len(names))])
     groups = [column.removeprefix("num_") for column in splits]
-    pictures.append(album.stacked(names, counts, groups, title="Split of the clients", x_label=what))
+    orders = [SPLITS[group] for group in groups]
+    pictures.append(album.stacked(names, counts, groups, title="Split of the clients", x_label=what, orders=orders))
     if "edges_lost" in partition.columns:
         edges = np.array(
             [[_cell(partition, row, column) for column in ("num_edges", "edges_lost")] for row in range(len(names))]
@@ -55,7 +57,10 @@ def section(run: Recorded, album: Album) -> Section:
         title="Data and partition",
         facts=facts,
         pictures=pictures,
-        folded=[Table(title="Table of the partition", columns=header, rows=rows), *_label_table(partition, names)],
+        folded=[
+            Table(title="Table of the partition", columns=header, rows=rows),
+            *_label_table(record, partition, names),
+        ],
     )
 
 
@@ -78,9 +83,9 @@ def _cell(partition: Partition, row: int, column: str) -> float:
     return float(partition.rows[row][partition.columns.index(column)])
 
 
-def _label_table(partition: Partition, names: Sequence[str]) -> list[Table]:
+def _label_table(record: RunRecord, partition: Partition, names: Sequence[str]) -> list[Table]:
     if not partition.labels:
         return []
     rows = [[name, *(number(value) for value in row)] for name, row in zip(names, partition.labels, strict=True)]
-    columns = ["client", *(str(label) for label in range(len(partition.labels[0])))]
+    columns = ["client", *map(record.class_name, range(len(partition.labels[0])))]
     return [Table(title="Table of the labels", columns=columns, rows=rows)]

@@ -8,18 +8,20 @@ from numpy.typing import NDArray
 from fl_lightning.report.document import Section
 from fl_lightning.report.figures import Table, Values
 from fl_lightning.report.folder import Recorded
-from fl_lightning.report.pictures import MOST_RUNS, Album
-from fl_lightning.report.record import BestRound
+from fl_lightning.report.matrix_pictures import HEIGHT, MOST_RUNS
+from fl_lightning.report.pictures import Album
+from fl_lightning.report.record import BestRound, RunRecord
 from fl_lightning.report.sections import links
 from fl_lightning.report.wording import count, number
 
 
 def section(run: Recorded, album: Album) -> Section:
     """The section "Predictions"."""
-    chosen = run.record.best if run.record else None
+    record = run.record
+    chosen = record.best if record else None
     title = "Predictions"
-    if chosen is not None and chosen.confusion is not None:
-        return _confusion(chosen, np.array(chosen.confusion, dtype=float), album)
+    if record is not None and chosen is not None and chosen.confusion is not None:
+        return _confusion(record, chosen, np.array(chosen.confusion, dtype=float), album)
     if chosen is not None and chosen.label_counts is not None:
         return _labels(chosen, np.array(chosen.label_counts, dtype=float), album)
     if chosen is not None and chosen.scored is not None:
@@ -43,8 +45,8 @@ def section(run: Recorded, album: Album) -> Section:
     return Section(anchor="predictions", title=title, empty="No predictions were kept.")
 
 
-def _confusion(chosen: BestRound, counts_KK: Values, album: Album) -> Section:
-    names = [str(label) for label in range(len(counts_KK))]
+def _confusion(record: RunRecord, chosen: BestRound, counts_KK: Values, album: Album) -> Section:
+    names = [record.class_name(label) for label in range(len(counts_KK))]
     total_K = counts_KK.sum(axis=1)
     share_KK = counts_KK / np.maximum(total_K, 1)[:, None]
     right = np.diagonal(counts_KK)
@@ -60,7 +62,7 @@ def _confusion(chosen: BestRound, counts_KK: Values, album: Album) -> Section:
     macro = float(np.nanmean(recall)) if np.isfinite(recall).any() else math.nan
     picture = album.heat(
         share_KK,
-        names,
+        names if record.class_names else [str(label) for label in range(len(names))],
         title="Confusion matrix of the test examples",
         x_label="predicted class",
         y_label="true class",
@@ -69,7 +71,11 @@ def _confusion(chosen: BestRound, counts_KK: Values, album: Album) -> Section:
         note="The color is the share of the true class; the numbers are test examples of all clients together.",
     )
     recalls = album.bars(
-        [f"class {name}" for name in names], recall, title="Recall of the classes", x_label="share found, 0 to 1"
+        names,
+        recall,
+        title="Recall of the classes",
+        x_label="share found, 0 to 1",
+        height=HEIGHT,
     )
     return Section(
         anchor="predictions",
