@@ -5,20 +5,26 @@ import time
 from typing import Any
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from fl_lightning.round.metrics import client_values
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Stage
 from fl_lightning.run.callback import Callback, Trainer
 
-from .result_table import client_table, evaluation_table, number, result_table, test_metric
+from .result_table import client_table, evaluation_table, next_steps, number, result_table, test_metric
+
+#: From this width in columns the bar is longer.
+_WIDE = 100
 
 
 class RoundProgressBar(Callback):
-    """A bar over the rounds with the current accuracy and speed, and a table of results at the end.
+    """A bar over the rounds, and a table of results at the end.
 
-    If the output is not a terminal (but a file or a batch system), a line is written periodically instead of the bar.
+    Where the terminal is narrow, what comes last on the line gives way: the stage, the seconds of a round and the test
+    metric, but not the round, the time left and the monitored metric. If the output is not a terminal (but a file or a
+    batch system), a line is written periodically instead of the bar.
 
     Args:
         refresh_seconds: Seconds between updates of the bar.
@@ -51,18 +57,20 @@ class RoundProgressBar(Callback):
         self._in_round = False
         self._round_start = self._last_line = time.perf_counter()
         if trainer.fabric.is_global_zero and self.console.is_terminal:
+            rounds = f"round {{task.completed:>{len(str(trainer.num_rounds))}.0f}}/{{task.total:.0f}}"
             self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=20),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[figures]}"),
-                TimeRemainingColumn(compact=True),
+                TextColumn(rounds, table_column=Column(no_wrap=True)),
+                BarColumn(bar_width=20 if self.console.width >= _WIDE else 8),
+                TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
+                TextColumn("left  {task.fields[monitored]}", table_column=Column(no_wrap=True)),
+                TextColumn("{task.fields[figures]}{task.description}", table_column=Column(ratio=1, no_wrap=True)),
                 console=self.console,
                 transient=True,
+                expand=True,
                 refresh_per_second=1 / self.refresh_seconds,
             )
             self._task: TaskID = self._bar.add_task(
-                "round", total=trainer.num_rounds, completed=trainer.run.round_idx, figures=""
+                "", total=trainer.num_rounds, completed=trainer.run.round_idx, monitored="", figures=""
             )
             self._bar.start()
 
@@ -74,8 +82,8 @@ class RoundProgressBar(Callback):
     def on_send(self, trainer: Trainer, stage: Stage, payload: Payload | None) -> None:
         """Name the stage."""
         if self._bar is not None:
-            when = "round" if self._in_round else "unseen clients" if trainer.run.history else "before round 0"
-            self._stage, self._done = f"{when}: {stage.name}", 0
+            when = "" if self._in_round else "unseen clients: " if trainer.run.history else "before the rounds: "
+            self._stage, self._done = f"{when}{stage.name.replace('_', ' ')}", 0
             self._bar.update(self._task, description=self._stage)
 
     def on_clients_done(self, trainer: Trainer, stage: Stage, num_clients: int) -> None:
@@ -90,20 +98,22 @@ class RoundProgressBar(Callback):
         seconds = time.perf_counter() - self._round_start
         self._seconds = seconds if math.isnan(self._seconds) else 0.9 * self._seconds + 0.1 * seconds
         monitor = trainer.run.selection.monitor
-        shown = {"val": monitor, "test": test_metric(monitor)}
-        self._values |= {label: metrics[name] for label, name in shown.items() if name in metrics}
+        shown = (monitor, test_metric(monitor))
+        self._values |= {name: metrics[name] for name in shown if name in metrics}
         if trainer.run.selection.best_round == trainer.run.round_idx:
             scores = trainer.run.scores[""]
-            if all(name in scores.extras for name in shown.values()):
-                columns = (client_values(scores, name).tolist() for name in shown.values())
+            if all(name in scores.extras for name in shown):
+                columns = (client_values(scores, name).tolist() for name in shown)
                 self.clients = [list(row) for row in zip(scores.clients, *columns, strict=True)]
-        values = "  ".join(f"{label} {number(value)}" for label, value in self._values.items())
-        values += f"  {self._seconds:.3g} s/round"
+        monitored, *others = [f"{name} {number(self._values[name])}" for name in shown if name in self._values] or [""]
+        figures = "  ".join([*others, f"{self._seconds:.3g} s/round"])
         if self._bar is not None:
-            self._bar.update(self._task, advance=1, figures=values)
+            self._bar.update(self._task, advance=1, monitored=monitored, figures=f"{figures}  ")
         elif trainer.fabric.is_global_zero and time.perf_counter() - self._last_line >= self.line_seconds:
             self._last_line = time.perf_counter()
-            self._show(f"round {trainer.run.round_idx + 1}/{trainer.num_rounds}  {values}", highlight=False)
+            self._show(
+                f"round {trainer.run.round_idx + 1}/{trainer.num_rounds}  {monitored}  {figures}", highlight=False
+            )
 
     def on_fit_end(self, trainer: Trainer) -> None:
         """Replace the bar by the results."""
@@ -114,6 +124,8 @@ class RoundProgressBar(Callback):
                 self._show(trainer.run.clock.table())
             if self.worst_clients and self.clients:
                 self._show(client_table(trainer, self.clients, self.worst_clients))
+            for line in next_steps(trainer):
+                self._show(line, highlight=False, soft_wrap=True)  # no break in the middle of a command
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
         """Close the bar so that the terminal stays readable."""
@@ -137,12 +149,12 @@ class RoundProgressBar(Callback):
         """Restore :meth:`state_dict`."""
         self.clients = state["clients"]
 
-    def _show(self, what: RenderableType, *, highlight: bool = True) -> None:
+    def _show(self, what: RenderableType, *, highlight: bool = True, soft_wrap: bool = False) -> None:
         """Print; characters that the terminal does not support are shown as escapes."""
         try:
-            self.console.print(what, highlight=highlight)
+            self.console.print(what, highlight=highlight, soft_wrap=soft_wrap)
         except UnicodeEncodeError as error:
             with self.console.capture() as captured:
-                self.console.print(what, highlight=highlight)
+                self.console.print(what, highlight=highlight, soft_wrap=soft_wrap)
             plain = captured.get().encode(error.encoding, errors="backslashreplace").decode(error.encoding)
             self.console.file.write(plain)

@@ -3,6 +3,7 @@
 import signal
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from shlex import quote
 
 from rich import box
 from rich.filesize import decimal
@@ -24,7 +25,7 @@ def result_table(trainer: Trainer, clients: Sequence[Sequence[float]]) -> Table:
         clients: Index, validation and test value of each client at the best round.
     """
     table = _new_table(f"{type(trainer.run.strategy).__name__}, {len(trainer.run.training_clients)} clients")
-    table.add_column(style="bold")
+    table.add_column(style="bold", no_wrap=True)
     table.add_column()
     for row in _result_rows(trainer, clients):
         table.add_row(*row)
@@ -32,6 +33,18 @@ def result_table(trainer: Trainer, clients: Sequence[Sequence[float]]) -> Table:
         name = signal.Signals(trainer.run.interruption.received).name
         table.caption = f"{name} ended it after {trainer.run.round_idx} rounds; continue with ckpt_path=last"
     return table
+
+
+def next_steps(trainer: Trainer) -> list[str]:
+    """The page of a run, and the command that comes next: to go on if a signal ended it, else to use a model."""
+    folder, config = trainer.run.folder, trainer.run.config_file if trainer.run.config else ""  # "" from Python
+    lines = [f"report: {folder / 'report.html'}"] if (folder / "report.html").is_file() else []
+    if config and trainer.run.interruption.received is not None:
+        lines.append(f"next: fl-train fit --config {quote(str(folder / config))} --ckpt_path last")
+    elif config and (folder / "checkpoints" / "best.ckpt").is_file():
+        client = trainer.run.registry.names[trainer.run.training_clients[0]]
+        lines.append(f"next: fl-train export {quote(str(folder))} --client {quote(client)} --to model.pt")
+    return lines
 
 
 def _result_rows(trainer: Trainer, clients: Sequence[Sequence[float]]) -> Iterator[tuple[str, str]]:
@@ -70,6 +83,9 @@ def _result_rows(trainer: Trainer, clients: Sequence[Sequence[float]]) -> Iterat
                 f"  {over_rounds.replace('_', ' ')}",
                 f"{number(result[f'test/{over_rounds}'])} (for reference only: selected on test data)",
             )
+        for name in (f"test/{metric}" for metric in trainer.run.model.whole_metrics):
+            if name in result and name != test:
+                yield name, f"{mean_and_std(result, name)} over clients"
     if failures := trainer.run.num_failures:
         worst_name = max(failures, key=lambda name: failures[name])
         yield "failures", f"{sum(failures.values())} of {len(failures)} clients ({worst_name}: {failures[worst_name]})"

@@ -3,6 +3,7 @@
 Nothing here imports torch or anything else that would delay the report of a mistake.
 """
 
+import difflib
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -10,6 +11,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fl_lightning.yaml_input import WrongYaml, read_yaml
+
+#: What the name of a configuration of the package begins with.
+SHIPPED = "fl://"
 
 #: The verbs outside :mod:`fl_lightning.cli`, and the modules whose ``main(arguments) -> exit code`` runs them.
 #: The first line of a module's docstring is the verb's description in ``--help``.
@@ -38,17 +42,36 @@ TRAINER_VERBS = {
     "data": "Describe the clients: sizes, classes, heterogeneity; for graphs also edges, clustering, non-IIDness.",
 }
 
+#: What ``fl-train`` prints without arguments.
+EXAMPLES = """Personalized federated learning on graphs. For example:
+
+  fl-train fit --config fl://quickstart
+      train on a generated graph, in seconds
+  fl-train data --config fl://fedavg_cora
+      look at the clients before training
+  fl-train choose --config mine.yaml --budget 30m
+      which method, with which settings, for my data
+  fl-train compare runs/mine/version_0 runs/mine/version_1
+      two runs side by side
+  fl-train export runs/mine/version_0 --client client-03
+      write a trained model for another program
+
+fl-train --help lists every verb. fl://NAME is a configuration
+of the package, and FILE.yaml is yours.
+"""
+
 DESCRIPTION = """Personalized federated learning on graphs.
 
-  fl-train fit     --config configs/quickstart.yaml               train
-  fl-train fit     --config configs/quickstart.yaml --ckpt_path last    continue a run that was stopped
-  fl-train test    --config configs/quickstart.yaml               evaluate the newest run's best checkpoint
-  fl-train data    --config configs/quickstart.yaml               look at the clients before training
-  fl-train fit     --config ... --profile                         see where the time of a round goes
-  fl-train fit     --config ... --print_config                    every setting with its value
-  fl-train fit     --strategy.help FedSheafHN                     the settings of one strategy
+  fl-train fit  --config fl://quickstart                    train
+  fl-train fit  --config fl://quickstart --ckpt_path last   continue a stopped run
+  fl-train test --config fl://quickstart                    evaluate its best model
+  fl-train data --config fl://quickstart                    look at the clients
+  fl-train fit  --config FILE.yaml --profile                where the time goes
+  fl-train fit  --config FILE.yaml --print_config           all settings
+  fl-train fit  --strategy.help FedSheafHN                  those of one strategy
 
-Any setting can be overridden: --trainer.num_rounds 20 --data.partitioner.num_clients 20
+fl://NAME is a configuration of the package (configs/NAME.yaml). Any setting can
+be overridden: --trainer.num_rounds 20 --data.partitioner.num_clients 20
 """
 
 
@@ -61,6 +84,29 @@ def fail(message: str, code: int = 2) -> NoReturn:
     """End the program with a one-line message; exit code 2 stands for a mistake of the user."""
     sys.stderr.write(f"fl-train: error: {' '.join(message.split())}\n")
     raise SystemExit(code)
+
+
+def with_shipped_configs(words: Sequence[str]) -> list[str]:
+    """Replace each ``fl://NAME`` by the path of that configuration of the package; an unknown name ends the program."""
+    return [f"{start}{_shipped(name)}" if is_shipped else start for start, is_shipped, name in map(_parted, words)]
+
+
+def _parted(word: str) -> tuple[str, str, str]:
+    start, is_shipped, name = word.partition(SHIPPED)
+    return (start, is_shipped, name) if start in ("", "--config=", "-c=") else (word, "", "")
+
+
+def _shipped(name: str) -> Path:
+    package = Path(__file__).resolve().parent
+    folder = package / "configs"
+    if not folder.is_dir():  # of a clone
+        folder = package.parent / "configs"
+    known = sorted(path.stem for path in folder.glob("*.yaml"))
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        advice = f"did you mean {SHIPPED}{near[0]}? " if near else ""
+        fail(f"--config {SHIPPED}{name}: there is no such configuration. {advice}There are {', '.join(known)}")
+    return folder / f"{name}.yaml"
 
 
 def options(words: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -22,6 +22,7 @@ import fl_lightning
 import fl_lightning.deferred
 from fl_lightning.arguments import (
     DESCRIPTION,
+    EXAMPLES,
     OVER_THE_NETWORK,
     TRAINER_VERBS,
     VERBS,
@@ -29,6 +30,7 @@ from fl_lightning.arguments import (
     options,
     predicts_new_data,
     settings_in,
+    with_shipped_configs,
 )
 from fl_lightning.extras import MissingExtra, require
 from fl_lightning.yaml_input import MOST_DIGITS
@@ -36,12 +38,15 @@ from fl_lightning.yaml_input import MOST_DIGITS
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the given command line, or that of the process; returns the exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    words = with_shipped_configs(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal without ± must not end a run
     verbs = [*TRAINER_VERBS, *VERBS]
-    first = words[0] if words else ""
+    if not words:
+        sys.stdout.write(EXAMPLES)
+        return 0
+    first = words[0]
     if first in ("-h", "--help"):
         _parser().print_help()
         return 0
@@ -51,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not first.startswith("-") and first not in verbs:
         near = difflib.get_close_matches(first, verbs, n=1)
         advice = f"did you mean {near[0]}?" if near else f"give one of {', '.join(verbs)}"
-        fail(f"there is no verb {first!r}: {advice}" if words else f"no verb is given: {advice} (see --help)")
+        fail(f"there is no verb {first!r}: {advice}")
     if "" not in sys.path:
         sys.path.append("")  # strategies, nets and callbacks of the current folder; last, so that they hide nothing
     fl_lightning.deferred.install()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fl_lightning import FederatedTrainer, __version__, command_line
-from fl_lightning.arguments import TRAINER_VERBS, VERBS
+from fl_lightning.arguments import TRAINER_VERBS, VERBS, with_shipped_configs
 from fl_lightning.command_line import main
 
 QUICKSTART = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
@@ -27,7 +27,7 @@ def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str], monkeypatch: 
     monkeypatch.setitem(VERBS, "color", "fl_lightning.run.result")
     assert main(["--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "fl-train fit --config configs/quickstart.yaml" in text
+    assert "fl-train fit --config fl://quickstart" in text
     for verb, purpose in TRAINER_VERBS.items():
         assert f"{verb} {purpose}" in text
         assert (inspect.getdoc(getattr(FederatedTrainer, verb)) or "").partition("\n")[0] == purpose
@@ -66,11 +66,14 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ([], "no verb is given: give one of fit, validate, test, predict, data"),
         (["fitt"], "there is no verb 'fitt': did you mean fit?"),
         (["quickstart.yaml"], "there is no verb 'quickstart.yaml': give one of fit"),
         (["fit", "--config", "missing.yaml"], "--config missing.yaml cannot be read (No such file or directory)"),
         (["fit", "-c=missing.yaml"], "--config missing.yaml cannot be read"),
+        (
+            ["fit", "--config", "fl://quikstart"],
+            "did you mean fl://quickstart? There are adafgl_chameleon, ",
+        ),
         (["test", "--ckpt_path=missing.ckpt"], "--ckpt_path missing.ckpt does not exist"),
     ],
 )
@@ -79,6 +82,28 @@ def test_mistakes(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert expected in answered(capsys, *words)
+
+
+def test_without_arguments_there_are_five_examples_that_fit_a_narrow_terminal(capsys) -> None:
+    assert main([]) == 0
+    text = capsys.readouterr().out
+    assert text.count("\n  fl-train ") == 5
+    assert text.isascii()
+    assert max(map(len, text.splitlines())) <= 65
+
+
+@pytest.mark.parametrize(
+    "words", [["--config", "fl://quickstart"], ["--config=fl://quickstart"], ["-c", "fl://quickstart"]]
+)
+def test_configurations_of_the_package_are_named_from_anywhere(words: list[str], tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = with_shipped_configs(["fit", *words])[-1]
+    assert Path(path.removeprefix("--config=")) == QUICKSTART.resolve()
+    assert with_shipped_configs(["fit", "", "--trainer.run_name=fl://quickstart"]) == [
+        "fit",
+        "",
+        "--trainer.run_name=fl://quickstart",
+    ]
 
 
 def test_the_other_verbs_are_handed_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 import io
+import re
 import signal
 from typing import Any
 
@@ -6,13 +7,19 @@ import pytest
 from rich.console import Console
 
 from fl_lightning import Callback, Participation
-from fl_lightning.callbacks import CommunicationLedger, FederatedCheckpoint, RoundProgressBar, default_callbacks
+from fl_lightning.callbacks import (
+    CommunicationLedger,
+    FederatedCheckpoint,
+    RoundProgressBar,
+    RunReport,
+    default_callbacks,
+)
 from fl_lightning.strategies import FedAvg, FedSheafHN
 
 
-def bar_on(terminal: bool, **settings: Any) -> tuple[RoundProgressBar, io.StringIO]:
+def bar_on(terminal: bool, width: int = 100, **settings: Any) -> tuple[RoundProgressBar, io.StringIO]:
     bar, output = RoundProgressBar(**settings), io.StringIO()
-    bar.console = Console(file=output, force_terminal=terminal, width=100, legacy_windows=False)
+    bar.console = Console(file=output, force_terminal=terminal, width=width, legacy_windows=False)
     return bar, output
 
 
@@ -31,7 +38,7 @@ def test_lines_where_there_is_no_terminal(make_trainer: Any, make_model: Any, fe
     make_trainer(callbacks=bar).fit(make_model(), federation, FedAvg(num_epochs=1))
     lines = [line for line in output.getvalue().splitlines() if "s/round" in line]
     assert [line.split("  ")[0] for line in lines] == ["round 1/3", "round 2/3", "round 3/3"]
-    assert all("val 0." in line and "test 0." in line for line in lines)
+    assert all("val/acc 0." in line and "test/acc 0." in line for line in lines)
     assert "\x1b" not in output.getvalue()
 
     quiet, output = bar_on(False)
@@ -80,9 +87,37 @@ def test_bar_on_a_terminal(make_trainer: Any, make_model: Any, federation: Any) 
     bar, output = bar_on(True, refresh_seconds=0.01)
     make_trainer(callbacks=bar).fit(make_model(), federation, FedAvg())
     text = output.getvalue()
-    assert "round: train" in text
+    assert "train" in text
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1  # the cursor is hidden and shown again
     assert "best round" in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_round_time_left_and_monitored_metric_are_shown_at_any_width(
+    width: int, make_trainer: Any, make_model: Any, federation: Any
+) -> None:
+    bar, output = bar_on(True, width, refresh_seconds=0.01)
+    trainer = make_trainer(num_rounds=12, callbacks=bar)
+    trainer.fit(make_model(), federation, FedAvg())
+    lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.getvalue()))
+    whole = re.compile(r"round 1[0-2]/12 \S+ \d+:\d\d left  val/acc 0\.\d{4} ")
+    assert any(whole.match(line) for line in lines), lines
+    assert max(len(line) for line in lines if line.startswith("round")) <= width
+
+
+def test_metrics_that_were_asked_for_and_what_comes_next(make_trainer: Any, make_model: Any, federation: Any) -> None:
+    bar, output = bar_on(False, 60)
+    model = make_model()
+    model.metrics = ("f1", "auroc")
+    trainer = make_trainer(callbacks=[FederatedCheckpoint(every_seconds=0), RunReport(), bar])
+    trainer.config = "seed_everything: 0"  # as of the command line
+    trainer.fit(model, federation, FedAvg())
+    result, actual = trainer.run.selection.result, rows(output)
+    for name in ("test/f1", "test/auroc"):
+        assert actual[name].startswith(f"{result[name]:.4f} ± {result[f'{name}_std']:.4f}")
+    *_, report, following = output.getvalue().splitlines()
+    assert report == f"report: {trainer.run.folder / 'report.html'}"
+    assert following == f"next: fl-train export {trainer.run.folder} --client client-00 --to model.pt"
 
 
 def test_failure_leaves_the_terminal_in_order(make_trainer: Any, make_model: Any, federation: Any) -> None:
