@@ -63,7 +63,10 @@ class RoundProgressBar(Callback):
                 BarColumn(bar_width=20 if self.console.width >= _WIDE else 8),
                 TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
                 TextColumn("left  {task.fields[monitored]}", table_column=Column(no_wrap=True)),
-                TextColumn("{task.fields[figures]}{task.description}", table_column=Column(ratio=1, no_wrap=True)),
+                TextColumn(
+                    "{task.fields[figures]}{task.description}",
+                    table_column=Column(ratio=1, no_wrap=True, overflow="crop"),  # an ASCII terminal has no ellipsis
+                ),
                 console=self.console,
                 transient=True,
                 expand=True,

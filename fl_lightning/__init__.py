@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fl_lightning.trained import load_run
     from fl_lightning.trainer import FederatedTrainer
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Callback",
     "ClientModule",

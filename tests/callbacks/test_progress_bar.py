@@ -103,6 +103,7 @@ def test_round_time_left_and_monitored_metric_are_shown_at_any_width(
     whole = re.compile(r"round 1[0-2]/12 \S+ \d+:\d\d left  val/acc 0\.\d{4} ")
     assert any(whole.match(line) for line in lines), lines
     assert max(len(line) for line in lines if line.startswith("round")) <= width
+    assert "…" not in output.getvalue()  # six characters where a terminal lacks it
 
 
 def test_metrics_that_were_asked_for_and_what_comes_next(make_trainer: Any, make_model: Any, federation: Any) -> None:
