@@ -26,7 +26,7 @@ def result_table(trainer: Trainer, clients: Sequence[Sequence[float]]) -> Table:
     """
     table = _new_table(f"{type(trainer.run.strategy).__name__}, {len(trainer.run.training_clients)} clients")
     table.add_column(style="bold", no_wrap=True)
-    table.add_column()
+    table.add_column(overflow="fold")  # a path is not cut
     for row in _result_rows(trainer, clients):
         table.add_row(*row)
     if trainer.run.interruption.received is not None:

@@ -447,7 +447,7 @@ def test_help_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
     assert stop.value.code == 0
     shown = capsys.readouterr().out
-    assert "fl-train fit     --config configs/quickstart.yaml" in shown
+    assert "fl-train fit  --config fl://quickstart" in shown
     assert "Train the federation" in shown
 
 
