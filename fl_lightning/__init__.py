@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fl_lightning import callbacks, data, models, relations, strategies
+    from fl_lightning import callbacks, data, datasets, models, relations, strategies
     from fl_lightning.choice import choose
     from fl_lightning.data import FederatedDataModule
     from fl_lightning.executors import SequentialExecutor, StackedExecutor
@@ -39,6 +39,7 @@ __all__ = [
     "choose",
     "compare",
     "data",
+    "datasets",
     "keep_freed_memory",
     "load_run",
     "models",

@@ -234,7 +234,6 @@ class FederatedCLI(LightningCLI):
 def main(args: list[str] | None = None) -> int:
     """Entry point of ``fl-train``; returns the exit code (128 + signal number if a signal ended the run)."""
     keep_freed_memory()
-    warnings.filterwarnings("ignore", message=".*torch.jit.script. is deprecated.*", category=DeprecationWarning)
     warnings.formatwarning = lambda message, *_, **__: f"fl-train: warning: {message}\n"
     cli = FederatedCLI(args)
     trainer: FederatedTrainer = cli.trainer  # type: ignore[assignment]

@@ -14,6 +14,7 @@ import os
 import signal
 import stat
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "" not in sys.path:
         sys.path.append("")  # strategies, nets and callbacks of the current folder; last, so that they hide nothing
     fl_lightning.deferred.install()
+    # of torch-geometric's import; of which category depends on the version of torch
+    warnings.filterwarnings("ignore", message=".*torch.jit.script. is deprecated.*")
     try:
         if first in OVER_THE_NETWORK:
             require("flare", f"fl-train {first}")

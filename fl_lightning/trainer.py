@@ -24,6 +24,7 @@ from fl_lightning.run.choice import open_folder, read_checkpoint
 from fl_lightning.run.folder import find_checkpoint
 from fl_lightning.run.lock import locked
 from fl_lightning.run.loggers import AnyLogger
+from fl_lightning.run.metrics import Metrics
 from fl_lightning.run.parts import Parts, complete, kept_models_of
 from fl_lightning.run.processes import dtype_of, gather_by_client, launch, make_fabric
 from fl_lightning.run.recording import recorded
@@ -161,7 +162,7 @@ class FederatedTrainer(Counted):
         ckpt_path: str | None = None,
         profile: bool = False,
         resume_with_changes: bool = False,
-    ) -> dict[str, float]:
+    ) -> Metrics:
         """Train the federation.
 
         Args:
@@ -177,7 +178,7 @@ class FederatedTrainer(Counted):
 
         Returns:
             The metrics of the best round by validation, those of unseen clients under ``unseen/``, and
-            ``test/max_over_rounds``.
+            ``test/max_over_rounds``: a dictionary that is shown as a table, and has ``to_frame()``.
 
         Raises:
             ValueError: The data or the strategy are missing; a setting does not fit the data; the checkpoint belongs
@@ -200,7 +201,7 @@ class FederatedTrainer(Counted):
                 self.started = True
                 self._rounds().train(resumed=path is not None)
                 self._hooks.call("on_fit_end")
-        return run.selection.result
+        return Metrics(run.selection.result)
 
     @renamed(**_RENAMED)
     def validate(
@@ -209,7 +210,7 @@ class FederatedTrainer(Counted):
         data: FederatedDataModule | None = None,
         strategy: Strategy | None = None,
         ckpt_path: str | None = None,
-    ) -> dict[str, float]:
+    ) -> Metrics:
         """Evaluate a checkpoint on the validation examples.
 
         Args:
@@ -228,7 +229,7 @@ class FederatedTrainer(Counted):
         data: FederatedDataModule | None = None,
         strategy: Strategy | None = None,
         ckpt_path: str | None = None,
-    ) -> dict[str, float]:
+    ) -> Metrics:
         """Evaluate a checkpoint on the test examples; unseen clients are onboarded first.
 
         The arguments are those of :meth:`validate`.
@@ -344,12 +345,13 @@ class FederatedTrainer(Counted):
         state.restore(run, self.callbacks, *read_checkpoint(path, ckpt_path))
         return run
 
-    def _evaluate_checkpoint(self, parts: Parts, ckpt_path: str | None, split: str) -> dict[str, float]:
+    def _evaluate_checkpoint(self, parts: Parts, ckpt_path: str | None, split: str) -> Metrics:
         run = self._restore(parts, ckpt_path)
         self.started = True
         rounds = self._rounds()
         metrics = rounds.evaluate(run.evaluated_clients, round_idx=run.last_round)
         if run.unseen_clients:
             metrics |= unseen.join(run, rounds.exchange, rounds.evaluate)
-        self._hooks.call("on_evaluation_end", metrics := {name: metrics[name] for name in metrics if split in name})
-        return metrics
+        chosen = Metrics({name: metrics[name] for name in metrics if split in name})
+        self._hooks.call("on_evaluation_end", chosen)
+        return chosen

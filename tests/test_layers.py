@@ -33,7 +33,7 @@ LAYERS = (
     ("round",),
     ("federation",),
     ("data",),
-    ("executors", "strategies"),
+    ("datasets", "executors", "strategies"),
     ("run",),
     ("report",),
     ("callbacks",),  # the report is one of them
