@@ -13,10 +13,11 @@ class Metrics(dict[str, float]):
     """Metrics by name, which a terminal and a notebook show as a table.
 
     Example:
-        >>> Metrics({"best_round": 3, "test/acc": 0.82, "test/acc_std": 0.031, "test/acc_worst": 0.74})
-                     value    std   worst weighted
+        >>> metrics = Metrics({"best_round": 3, "test/acc": 0.82, "test/acc_std": 0.03, "test/acc_worst": 0.74})
+        >>> print(metrics)  # doctest: +NORMALIZE_WHITESPACE
+                     value    std  worst weighted
         best_round  3.0000
-        test/acc    0.8200 0.0310  0.7400
+        test/acc    0.8200 0.0300 0.7400
     """
 
     def to_frame(self) -> "DataFrame":
