@@ -34,19 +34,18 @@ os.environ.setdefault("WANDB_X_SERVICE_WAIT", "300")  # seconds; a busy machine 
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # of pytest's own folders
 
 #: For the temporary files of this session alone, those of its collection among them.
-TEMPORARY = Path(tempfile.mkdtemp(prefix="fl-tests-"))
+TEMPORARY = Path(tempfile.mkdtemp(prefix="fl-tests-", dir=os.environ["PYTEST_DEBUG_TEMPROOT"]))  # short: for sockets
 os.environ["TMPDIR"], tempfile.tempdir = str(TEMPORARY), None
 
 #: What libraries leave there: modules that PyG generates, torchrun's logs, the compiler's cache, W&B's media.
-LEFT_BY_LIBRARIES = ("torch_geometric.", "torchelastic_", "torchinductor_", "pymp-", "wandb")
+LEFT_BY_LIBRARIES = ("_propagate_", "_edge_updater_", "torchelastic_", "torchinductor_", "pymp-", "wandb")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def temporary_folder() -> Iterator[None]:
     """Nothing of ours may be left in the folder for temporary files."""
     yield
-    known = (*LEFT_BY_LIBRARIES, "fl-tests-")  # the latter are those of processes that share the tests out
-    left = [path.name for path in TEMPORARY.iterdir() if not any(name in path.name for name in known)]
+    left = [path.name for path in TEMPORARY.iterdir() if not any(name in path.name for name in LEFT_BY_LIBRARIES)]
     assert not left, f"left in the folder for temporary files: {left}"
 
 
