@@ -276,7 +276,7 @@ class RunReport(Callback):
         owner: list[int] = []
         rows, labels = [np.empty((0, 0), dtype=np.float32)], list[float | None]()
         for row, client in enumerate(upload.clients):
-            client_data = clients[client]
+            client_data = clients[client].seen()
             chosen = self._sample(trainer, client, torch.ones(client_data.size, dtype=torch.bool), total)
             owner += [client] * len(chosen)
             rows.append(upload.extras["embedding"][row].float().cpu().numpy()[chosen])

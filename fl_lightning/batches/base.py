@@ -143,10 +143,12 @@ class Collator(ABC):
     Attributes:
         device: Device of the batches.
         dtype: Floating point type of the batches.
+        evaluation: Makes the batches that models are scored on, if these have examples that training does not see.
     """
 
     device: torch.device
     dtype: torch.dtype
+    evaluation: "Collator | None" = None
 
     @abstractmethod
     def size(self, client: int) -> int:

@@ -52,6 +52,10 @@ class ClientData(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} has no graph to change")
 
+    def seen(self) -> Self:
+        """What training may see of the data: everything, unless examples are hidden from it."""
+        return self
+
     @property
     def size(self) -> int:
         """Number of examples of the client, whatever their roles."""

@@ -30,6 +30,7 @@ class ClientGraph(ClientData):
         edge_attr_EK: Attributes of each edge, float32, in the order of the edges; None if edges have none.
         is_directed: Whether edges or their weights may differ between the directions; a message goes from source to
             target. It is set automatically if they do differ.
+        is_inductive: Whether validation and test nodes and their edges are hidden from training (:meth:`seen`).
 
     Raises:
         ValueError: The number of weights or of rows of attributes is not that of edges.
@@ -42,6 +43,7 @@ class ClientGraph(ClientData):
     edge_weight_E: Tensor | None = None
     edge_attr_EK: Tensor | None = None
     is_directed: bool = False
+    is_inductive: bool = False
 
     def __post_init__(self) -> None:
         """Check the sizes of edge weights and attributes, and whether edges go both ways."""
@@ -66,6 +68,26 @@ class ClientGraph(ClientData):
         """The graph that it is changed to."""
         changed: Self = change(self, torch.zeros(self.num_nodes, dtype=torch.int64))
         return changed
+
+    def seen(self) -> Self:
+        """The graph without validation and test nodes, their edges and all neighbor ids, if it is inductive."""
+        if not self.is_inductive:
+            return self
+        seen_N = ~(self.val_mask_N | self.test_mask_N)
+        kept_E = seen_N[self.edge_index_2E].all(dim=0)
+        edges_2E = (seen_N.cumsum(0) - 1)[self.edge_index_2E[:, kept_E]]
+        nodes = ("x_NF", "y_N", "train_mask_N", "val_mask_N", "test_mask_N", "node_idx_N")
+        kept: dict[str, Any] = {name: getattr(self, name)[seen_N] for name in nodes}
+        for name in ("edge_weight_E", "edge_attr_EK"):
+            if (value := getattr(self, name)) is not None:
+                kept[name] = value[kept_E]
+        return dataclasses.replace(
+            self,
+            **kept,
+            edge_index_2E=edges_2E,
+            neighbor_ids_NM=None,
+            is_inductive=False,
+        )
 
     @property
     def num_nodes(self) -> int:

@@ -62,6 +62,7 @@ from fl_lightning.data.split import (
     Splitter,
     StratifiedSplit,
 )
+from fl_lightning.data.unseen import InductiveSplit, MissingClasses
 
 __all__ = [
     "FL60",
@@ -101,6 +102,7 @@ __all__ = [
     "HeterophilousSource",
     "InMemoryGraphSet",
     "InMemorySource",
+    "InductiveSplit",
     "LabelNoise",
     "LabelScarcity",
     "Landmine",
@@ -112,6 +114,7 @@ __all__ = [
     "ManyGraphs",
     "MetisPartitioner",
     "MetisPlusPartitioner",
+    "MissingClasses",
     "MissingFeatures",
     "MoleculeSource",
     "OgbGraphSource",

@@ -152,7 +152,16 @@ class FederatedDataModule(LightningDataModule, Counted):
             self.prepare_data()
         prepared, self._prepared = self._prepared, None
         allocation = self.source.allocate(self._asked, prepared)
-        self._allocation = with_heterogeneity(self.heterogeneity, allocation, self.seed)
+        allocation = with_heterogeneity(self.heterogeneity, allocation, self.seed)
+        if self.splitter.is_inductive:
+            if not allocation.task.is_on_nodes:
+                raise ValueError(
+                    f"data.splitter is inductive, which is for nodes, but the task is of {allocation.task.examples}, "
+                    "which training does not see anyway: take the splitter in it"
+                )
+            clients = tuple(dataclasses.replace(client, is_inductive=True) for client in allocation.clients)
+            allocation = dataclasses.replace(allocation, clients=clients)
+        self._allocation = allocation
         self._relation_CC = self._allocation.relation_CC
         if self.relation_graph is not None:
             self._relation_CC = self.relation_graph.relations(self.num_clients, self.seed)

@@ -47,10 +47,11 @@ def pool_of(clients: Sequence[ClientData], training: Sequence[int], whole_graph:
     trained = [_of_role(client, client.train_mask_N) for place, client in enumerate(clients) if place in chosen]
     scored = [_of_role(client, client.val_mask_N | client.test_mask_N) for client in clients]
     twice_I = torch.unique(torch.cat(trained)[torch.isin(torch.cat(trained), torch.cat(scored))])
+    seen = [
+        (place, client.seen()) for place, client in enumerate(clients) if place in chosen or whole_graph is not None
+    ]
     members = [
-        dataclasses.replace(client, **_roles(client, twice_I if place in chosen else None))
-        for place, client in enumerate(clients)
-        if place in chosen or whole_graph is not None
+        dataclasses.replace(client, **_roles(client, twice_I if place in chosen else None)) for place, client in seen
     ]
     if len(twice_I) and not any(bool(member.train_mask_N.any()) for member in members):
         raise ValueError(

@@ -68,6 +68,11 @@ class Splitter(Counted, ABC):
         """How to give every client something to train on."""
         return "Raise `train`, or use fewer and larger clients"
 
+    @property
+    def is_inductive(self) -> bool:
+        """Whether validation and test nodes and their edges are hidden from training."""
+        return False
+
     @abstractmethod
     def assign(self, data: Data, clients: list[Tensor], seed: int) -> list[Tensor]:
         """Return the roles of each client's nodes or examples."""
@@ -198,7 +203,34 @@ class ChronologicalSplit(Splitter):
         return role_N
 
 
-class ScarceSplit(Splitter):
+class DerivedSplit(Splitter):
+    """Another split that is changed.
+
+    Args:
+        splitter: The other one.
+    """
+
+    def __init__(self, splitter: Splitter) -> None:
+        if not isinstance(splitter, Splitter):
+            raise ValueError(f"splitter={splitter!r} is not a splitter: give one such as ClientSplit().")
+        self.splitter = splitter
+
+    def identity(self) -> dict[str, Any]:
+        """Includes the other split's identity."""
+        return {**super().identity(), "splitter": type(self).__name__, "of": self.splitter.identity()}
+
+    @property
+    def is_inductive(self) -> bool:
+        """As the other split is."""
+        return self.splitter.is_inductive
+
+    @property
+    def remedy_for_untrained_clients(self) -> str:
+        """The other split's remedy."""
+        return self.splitter.remedy_for_untrained_clients
+
+
+class ScarceSplit(DerivedSplit):
     """Another split, after which a random part of the clients keep only few of their nodes or examples.
 
     Of each role of such a client a random share stays, at least one example; the others become unused.
@@ -213,11 +245,9 @@ class ScarceSplit(Splitter):
     """
 
     def __init__(self, splitter: Splitter, clients: float = 0.5, keep: float = 0.2) -> None:
-        if not isinstance(splitter, Splitter):
-            raise ValueError(f"splitter={splitter!r} is not a splitter: give one such as ClientSplit().")
+        super().__init__(splitter)
         check_number("clients", clients, most=1)
         check_number("keep", keep, most=1, above_0=True)
-        self.splitter = splitter
         self.clients = clients
         self.keep = keep
 
@@ -227,15 +257,6 @@ class ScarceSplit(Splitter):
         for client in order[: round(len(clients) * self.clients)]:
             roles[client] = self._reduced(roles[client], generator(seed, "scarce split", client))
         return roles
-
-    def identity(self) -> dict[str, Any]:
-        """Includes the other split's identity."""
-        return {**super().identity(), "splitter": type(self).__name__, "of": self.splitter.identity()}
-
-    @property
-    def remedy_for_untrained_clients(self) -> str:
-        """The other split's remedy."""
-        return self.splitter.remedy_for_untrained_clients
 
     def _reduced(self, role_N: Tensor, draw: torch.Generator) -> Tensor:
         kept_N = torch.full_like(role_N, Role.UNUSED)

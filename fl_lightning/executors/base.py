@@ -161,6 +161,11 @@ class Executor(Counted, ABC):
         wire = {name: source[name] - start[name] if stage.as_update else source[name].clone() for name in names}
         return to_wire(wire, self.num_flat) if stage.flat else wire
 
+    @property
+    def evaluation_collator(self) -> Collator:
+        """What makes the batches that models are scored on."""
+        return self.collator.evaluation or self.collator
+
     def num_steps(self, stage: Stage, client: int, work_fraction: float) -> int:
         """Number of local steps of a client in a stage."""
         return math.prod(stage.schedule(work_fraction, self.collator.steps_per_epoch(client)))
@@ -225,7 +230,7 @@ class Executor(Counted, ABC):
             for other, asked, result in done:
                 if wanted <= asked and way.is_same_model_as(other):
                     return part_of(result, wanted)
-            done.append((way, wanted, self._score(way, members, round_idx, collator)))
+            done.append((way, wanted, self._score(way, members, round_idx, collator or self.collator.evaluation)))
             return done[-1][2]
 
         return {

@@ -10,7 +10,7 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from fl_lightning.batches.base import Collator
+from fl_lightning.batches.base import Batch, Collator
 from fl_lightning.executors.base import Executor
 from fl_lightning.executors.hooks import check_hooks
 from fl_lightning.executors.optimizer_state import check_optimizer
@@ -78,7 +78,8 @@ class InProcessExecutor(Executor):
         check_batches_of_one(client, collator, self.clients)
         self.state_specs = {**(client_state or {}), **private_state_specs(client)}
         self.rewritten: dict[int, Any] = {}
-        self.original_size = {member: collator.size(member) for member in clients}
+        self.original_size = {member: self.evaluation_collator.size(member) for member in clients}
+        self._scored_batches: dict[tuple[int, ...], Batch] = {}
         if clients:
             check_buffers(client, collator, clients[0], time_limit)
         self.client.to(fabric.device)
@@ -97,6 +98,15 @@ class InProcessExecutor(Executor):
         self._clear()
         if clients:
             check_examples(client, collator, clients[0])
+
+    def _scored_batch(self, clients: Sequence[int], collator: Collator) -> Batch:
+        """A batch that models are scored on; that of examples which training does not see is made once."""
+        if collator is not self.collator.evaluation:
+            return collator(clients)
+        members = tuple(clients)
+        if members not in self._scored_batches:
+            self._scored_batches[members] = collator(members)
+        return self._scored_batches[members]
 
     def _arrange(self) -> None:
         """Decide which clients are run together."""

@@ -259,7 +259,7 @@ class SequentialExecutor(SequentialClients):
             try:
                 with within(self.time_limit):
                     module = self.evaluated(evaluation, client, round_idx)
-                    batch = self._batch(client) if collator is None else single(collator([client]))
+                    batch = self._batch(client) if collator is None else single(self._scored_batch([client], collator))
                     scores = self.sum_scores(batch, functools.partial(self._table, module, evaluation))
                 result[client] = Payload(clients=(client,), extras={name: pair[None] for name, pair in scores.items()})
             except Exception as error:  # as in training
@@ -272,12 +272,13 @@ class SequentialExecutor(SequentialClients):
 
     def _predict(self, evaluation: Evaluation, clients: Sequence[int], round_idx: int) -> dict[int, Tensor]:
         """Predict each client in turn."""
-        predictions = {}
+        predictions, collator = {}, self.collator.evaluation
         for client in (client for client in self.clients if client in set(clients)):
+            batch = self._batch(client) if collator is None else single(self._scored_batch([client], collator))
             with torch.no_grad(), self.fabric.autocast():
                 module = self.evaluated(evaluation, client, round_idx)
                 module.output_rule = evaluation.output
-                parts = [module.predict_step(part, 0).float() for part in self._batch(client).parts()]
+                parts = [module.predict_step(part, 0).float() for part in batch.parts()]
                 module.output_rule = None
                 predictions[client] = torch.cat(parts)[: self.original_size[client]]
         return predictions

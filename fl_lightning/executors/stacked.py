@@ -326,7 +326,7 @@ class StackedExecutor(StackedClients):
     def _score_group(
         self, evaluation: Evaluation, members: tuple[int, ...], round_idx: int, collator: Collator | None
     ) -> Payload:
-        batch = self.grouping.batch(members) if collator is None else collator(members)
+        batch = self.grouping.batch(members) if collator is None else self._scored_batch(members, collator)
         parameters, knowledge = self._evaluated(evaluation, members, round_idx)
         rule = evaluation.output
 
@@ -343,7 +343,8 @@ class StackedExecutor(StackedClients):
         predictions: dict[int, Tensor] = {}
         rule = evaluation.output
         for members in self.grouping.split(clients):
-            batch = self.grouping.batch(members)
+            collator = self.collator.evaluation
+            batch = self.grouping.batch(members) if collator is None else self._scored_batch(members, collator)
             parameters, knowledge = self._evaluated(evaluation, members, round_idx)
 
             def predict(p: Any, t: Any, k: Any, batch: Batch = batch) -> Tensor:

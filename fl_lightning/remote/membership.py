@@ -24,7 +24,7 @@ from fl_lightning.round.privacy import SecretNumbers
 from fl_lightning.round.stage import Evaluation
 from fl_lightning.run import settings
 from fl_lightning.run.assembly import build_nets, describe_federation, executor_for
-from fl_lightning.run.checks import check_architectures, check_directions
+from fl_lightning.run.checks import check_architectures, check_directions, check_inductive
 from fl_lightning.run.privacy import check_privacy
 from fl_lightning.strategies import Strategy
 from fl_lightning.tasks import Drawing, task_of
@@ -96,6 +96,7 @@ class Membership:
         federation = describe_federation(fabric, model, registry, training_clients, self.architectures, about["seed"])
         strategy.setup(federation)
         try:  # of the settings alone
+            check_inductive(strategy, [client_data])
             check_privacy(strategy, model, registry, training_clients)
             if self.secure:
                 check_share(float(about["secure_share"]))

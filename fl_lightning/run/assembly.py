@@ -27,6 +27,7 @@ from fl_lightning.run.checks import (
     check_architectures,
     check_directions,
     check_edge_attributes,
+    check_inductive,
     check_own,
     check_statistics,
     check_union,
@@ -156,6 +157,7 @@ def assemble(
     strategy.check_task(registry.task)
     check_directions(strategy, registry)
     check_own(strategy, registry)
+    check_inductive(strategy, [client for client in getattr(datamodule, "clients", ()) if client is not None])
     strategy.check_client(model)
     training_clients = participation.training_clients(len(registry), seed)
     strategy.check_round(participation.num_chosen(len(training_clients)))

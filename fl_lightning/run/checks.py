@@ -1,9 +1,11 @@
 """Errors and warnings about combinations of strategies, nets and data, raised while a run is set up."""
 
 import warnings
+from collections.abc import Sequence
 
 import torch
 
+from fl_lightning.batches.client_data import ClientData
 from fl_lightning.federation import ClientRegistry
 from fl_lightning.models.batch_norm import statistics_of
 from fl_lightning.models.plain import name_of
@@ -101,6 +103,28 @@ def say_unused_edge_data(strategy: Strategy, model: ClientModule, registry: Clie
 def takes(net: torch.nn.Module, what: str) -> bool:
     """Whether a net or a layer in it uses ``edge_weight`` or ``edge_attr``."""
     return any(getattr(layer, f"takes_{what}", False) for layer in net.modules())
+
+
+def check_inductive(strategy: Strategy, clients: Sequence[ClientData]) -> None:
+    """Refuse nodes that are hidden from training if the strategy needs them there.
+
+    Raises:
+        ValueError: Its models need their client's own nodes, it changes the clients' graphs, or it chooses by
+            validation.
+    """
+    if not any(client.seen() is not client for client in clients):
+        return
+    if strategy.needs_own_examples or strategy.adds_edges:
+        raise ValueError(
+            f"data.splitter is inductive, but {type(strategy).__name__} computes with the very nodes that it has "
+            "trained on, or adds some to their graphs, so that it cannot be scored on unseen ones: choose another "
+            "splitter or another strategy"
+        )
+    if getattr(strategy, "validate_every", None) is not None:
+        raise ValueError(
+            "strategy.validate_every chooses on validation nodes, but data.splitter is inductive and hides them from "
+            "the rounds: set it to null, or choose another strategy"
+        )
 
 
 def check_architectures(strategy: Strategy, num_nets: int) -> None:

@@ -48,7 +48,7 @@ class Evaluator:
             check_models(payload, run.registry.names)
         results = dict(run.executor.evaluate(evaluations, clients, round_idx))
         if self.union:
-            collator = UnionCollator(run.executor.collator, run.training_clients)
+            collator = UnionCollator(run.executor.evaluation_collator, run.training_clients)
             output = run.executor.evaluate(evaluations, clients, round_idx, collator=collator)
             results |= {f"union/{kind}": result for kind, result in output.items()}
         metrics: dict[str, float] = {}

@@ -34,7 +34,11 @@ class NodeTask(Task):
         device: torch.device,
         dtype: torch.dtype,
     ) -> Collator:
-        return GraphCollator(clients, layout=layout, device=device, dtype=dtype)
+        layout = self.layout_of(clients) if layout is None else layout
+        collator = GraphCollator([each.seen() for each in clients], layout=layout, device=device, dtype=dtype)
+        if any(each.is_inductive for each in clients):
+            collator.evaluation = GraphCollator(clients, layout=layout, device=device, dtype=dtype)
+        return collator
 
     def layout_of(self, clients: Sequence[Any]) -> dict[str, Any]:
         """Whether features are multiplied as sparse matrices."""

@@ -286,12 +286,12 @@ class LoadedRun:
 
     def data(self, name: str) -> ClientData:
         """A client's data, as it was trained and scored on them; nodes that a strategy has added come last."""
-        data: ClientData = self._run.executor.collator.client_data(self._client(name))
+        data: ClientData = self._run.executor.evaluation_collator.client_data(self._client(name))
         return data
 
     def batch(self, name: str) -> Batch:
         """A client's data as a batch, which nets of this package take."""
-        return single(self._run.executor.collator([self._client(name)]))
+        return single(self._run.executor.evaluation_collator([self._client(name)]))
 
     def _client(self, name: str) -> int:
         if name not in self._index:
