@@ -31,6 +31,7 @@ from fl_lightning.run import result
 from fl_lightning.run.callback import Callback, Trainer
 from fl_lightning.run.processes import gather_objects
 
+from .report_graphs import example_graphs
 from .report_parts import best_round, data_of, describe, project, scores_of_unseen, timing
 from .similarity import cosines_among
 
@@ -109,6 +110,9 @@ class RunReport(Callback):
             mine, registry = [clients[client] for client in trainer.run.training_clients], trainer.run.registry
             summary = self._attempt("the reference", lambda: registry.task.reference(mine, registry.num_outputs))
             self._record.reference = summary or {}
+            if registry.task.examples == "graphs":
+                graphs = self._attempt("the drawn graphs", lambda: example_graphs(trainer, clients))
+                self._record.graphs = graphs or []
         self._save(trainer)
 
     def on_round_start(self, trainer: Trainer) -> None:

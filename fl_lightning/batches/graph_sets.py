@@ -31,6 +31,13 @@ class ClientGraphs(ClientData):
     union: ClientGraph
     num_nodes_G: Tensor
 
+    def graph(self, index: int) -> tuple[Tensor, Tensor]:
+        """One of the graphs: the features of its nodes (nodes, F), and its edges (2, edges)."""
+        first, size = int(self.num_nodes_G[:index].sum()), int(self.num_nodes_G[index])
+        source_E = self.union.edge_index_2E[0]
+        is_own_E = (source_E >= first) & (source_E < first + size)
+        return self.union.x_NF[first : first + size], self.union.edge_index_2E[:, is_own_E] - first
+
     @property
     def graph_of_N(self) -> Tensor:
         """The graph of each node."""

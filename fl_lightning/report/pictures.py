@@ -18,12 +18,13 @@ from fl_lightning.report.axes import (
 )
 from fl_lightning.report.drawing import MOST_BARS, fitting, margin
 from fl_lightning.report.figures import Curve, Key, Picture, Table, Values
+from fl_lightning.report.graph_pictures import GraphPictures
 from fl_lightning.report.matrix_pictures import MatrixPictures
 from fl_lightning.report.theme import as_css, dash, series, stand_in
 from fl_lightning.report.wording import number
 
 
-class Album(MatrixPictures):
+class Album(MatrixPictures, GraphPictures):
     """The pictures of one page."""
 
     def curves(

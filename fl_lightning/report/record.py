@@ -126,6 +126,25 @@ class Points:
 
 
 @dataclass(kw_only=True)
+class ExampleGraph:
+    """A graph that is an example, to be drawn.
+
+    Attributes:
+        client: Index of the client that has it.
+        num_nodes: Its nodes.
+        edges: The nodes that each edge joins, once.
+        kinds: A number for each node, from 0; nodes of one kind have the same.
+        target: Its class or its numbers, in words.
+    """
+
+    client: int
+    num_nodes: int
+    edges: list[list[int]]
+    kinds: list[int]
+    target: str
+
+
+@dataclass(kw_only=True)
 class Timing:
     """Where the time of the rounds went.
 
@@ -168,6 +187,7 @@ class RunRecord:
         snapshots: Matrices over the training clients.
         unkept: Why there are no matrices, embeddings or predictions; empty where nothing is missing.
         points: Embeddings of nodes or examples.
+        graphs: A few graphs of some clients, client by client, where graphs are the examples.
         failures: Round, client and cause of the first failures.
         timing: Where the time went; None before the first round was over.
     """
@@ -194,6 +214,7 @@ class RunRecord:
     snapshots: list[Snapshot] = field(default_factory=list)
     unkept: list[str] = field(default_factory=list)
     points: Points | None = None
+    graphs: list[ExampleGraph] = field(default_factory=list)
     failures: list[tuple[int, str, str]] = field(default_factory=list)
     timing: Timing | None = None
 

@@ -23,9 +23,11 @@ from fl_lightning import (
     StackedExecutor,
 )
 from fl_lightning.callbacks import FederatedCheckpoint, LabelFlipping, RunReport, report, report_parts
+from fl_lightning.callbacks.report_graphs import example_graphs, in_words
 from fl_lightning.data import Examples, ExampleSource
 from fl_lightning.models import GIN, MLP
-from fl_lightning.report.record import RunRecord
+from fl_lightning.report.pictures import Album
+from fl_lightning.report.record import ExampleGraph, RunRecord
 from fl_lightning.run.checkpoint import read
 from fl_lightning.strategies import DPSGD, FedAvg, FedSheafHN, Local, PFedHN
 
@@ -262,4 +264,24 @@ def test_clients_with_many_graphs(make_trainer) -> None:
         words = page_of(trainer)
         for expected in ("Graphs of the clients", "nodes of a graph, mean", shown):
             assert expected in words
-        assert record_of(trainer).examples == "graphs"
+        record = record_of(trainer)
+        assert record.examples == "graphs"
+        assert [graph.client for graph in record.graphs] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+        for graph in record.graphs:
+            assert len(graph.kinds) == graph.num_nodes
+            assert all(first < second < graph.num_nodes for first, second in graph.edges)
+        again = example_graphs(trainer, trainer.run.datamodule.clients)
+        assert again == record.graphs
+        if kind == "classes":
+            assert {graph.target for graph in record.graphs[:2]} == {"class 0", "class 1"}
+        assert "Example graphs" in words
+        for graph in record.graphs:
+            assert f"{graph.num_nodes} nodes and {len(graph.edges)} edges, {graph.target}" in words
+
+
+def test_graphs_in_words_and_pictures_of_graphs_without_edges() -> None:
+    assert in_words(torch.tensor(1), ("no", "yes")) == "yes"
+    assert in_words(torch.tensor(-1), None) == "unlabeled"
+    assert in_words(torch.tensor([-0.5, torch.nan, 2.0, 3.0, 4.0]), None) == "\N{MINUS SIGN}0.5, 2, 3, ..."
+    lone = [ExampleGraph(client=0, num_nodes=n, edges=[], kinds=[9] * n, target="class 0") for n in (1, 3)]
+    assert "1 node and 0 edges, class 0; 3 nodes" in Album().graphs(lone, title="a").svg
