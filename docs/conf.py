@@ -1,5 +1,6 @@
 """Sphinx' settings: `make docs`."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,21 @@ import fl_lightning
 project = "fl_lightning"
 author = "the fl_lightning developers"
 release = version = fl_lightning.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]
+html_js_files = ["sort.js"]
 html_title = f"fl_lightning {release}"
 html_show_copyright = False
 html_show_sphinx = False
 html_extra_path = ["../llms.txt"]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "generated/methods.md"]
 myst_enable_extensions = ["colon_fence", "dollarmath", "deflist"]
 myst_heading_anchors = 3
+# The pages ask the usual server for MathJax when they are read; MATHJAX_PATH names a copy of one's own, and nothing is
+# asked for when they are made.
+mathjax_path = os.environ.get("MATHJAX_PATH", "https://cdn.jsdelivr.net/npm/mathjax@4/tex-mml-chtml.js")
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True

@@ -2,12 +2,14 @@
 
 import collections
 import inspect
+import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
 import docstring_parser
 from lightning.fabric.loggers.logger import Logger
+from method_pages import page
 
 import fl_lightning.callbacks
 import fl_lightning.data
@@ -23,6 +25,8 @@ from fl_lightning.strategies.mixing.aggregation import Aggregation
 from fl_lightning.trainer import FederatedTrainer
 
 ROOT = Path(__file__).parents[1]
+#: Rows of a table that is not folded.
+FEW_ROWS = 12
 FAMILIES = {
     "mixing": "Mixing: the server averages, by one rule for all or by one for each client",
     "hypernetwork": "Hypernetwork: the server generates models",
@@ -52,10 +56,15 @@ def all_pages(docs: Path) -> None:
     for strategy in concrete(Strategy):
         family = strategy.__module__.split(".")[-2]
         families[family].append(strategy)
-        (target / "strategies" / f"{strategy.__name__}.md").write_text(strategy_page(strategy))
+        (target / "strategies" / f"{strategy.__name__}.md").write_text(page(strategy, markdown, settings_of(strategy)))
     (target / "strategies.md").write_text(strategies_page(families))
+    (target / "methods.md").write_text(methods(families))
     (target / "settings.md").write_text(settings_page())
-    (target / "results.md").write_text(results_page())
+    tables = [report.parent.name if report.stem == "report" else report.stem for report in results()]
+    (target / "tables").mkdir()
+    for name, report in zip(tables, results(), strict=True):
+        (target / "tables" / f"{name}.md").write_text(table_page(name, report))
+    (target / "tables.md").write_text(tables_page(tables))
 
 
 def concrete(base: type) -> list[type]:
@@ -71,30 +80,6 @@ def concrete(base: type) -> list[type]:
     return [result[name] for name in sorted(result, key=str.lower)]
 
 
-def strategy_page(strategy: type[Strategy]) -> str:
-    """A strategy: its module's text (source, equations, departures) and its settings."""
-    module = inspect.getmodule(strategy)
-    assert module is not None
-    text = inspect.cleandoc(module.__doc__ or "")
-    first, _, rest = text.partition("\n")
-    file = Path(inspect.getfile(strategy)).relative_to(ROOT)
-    return "\n".join(
-        [
-            f"# {strategy.__name__}",
-            "",
-            markdown(first),
-            markdown(rest),
-            "",
-            f"File: `{file}`.",
-            "",
-            "## Settings",
-            "",
-            *settings_of(strategy),
-            "",
-        ]
-    )
-
-
 def strategies_page(families: dict[str, list[type]]) -> str:
     """The list of all strategies."""
     lines = ["# Strategies", "", "One file each; the page of each has its source, its equations and its settings.", ""]
@@ -107,6 +92,15 @@ def strategies_page(families: dict[str, list[type]]) -> str:
         lines.append("")
     every = [strategy.__name__ for family in FAMILIES for strategy in families[family]]
     return "\n".join([*lines, "```{toctree}", ":hidden:", "", *(f"strategies/{name}" for name in every), "```", ""])
+
+
+def methods(families: dict[str, list[type]]) -> str:
+    """The names of all methods with links, for the front page."""
+    lines = []
+    for family, title in FAMILIES.items():
+        links = ", ".join(f"[{each.__name__}](generated/strategies/{each.__name__}.md)" for each in families[family])
+        lines.append(f"- **{title}.** {links}.")
+    return "\n".join([*lines, ""])
 
 
 def settings_page() -> str:
@@ -176,8 +170,7 @@ def markdown(text: str) -> str:
 
 def plain(line: str) -> str:
     """A line of prose without what Markdown would take for markup."""
-    for role in ("class", "meth", "func", "mod", "attr"):
-        line = line.replace(f":{role}:", "")
+    line = re.sub(r":(?:class|meth|func|mod|attr):`(?:~[\w.]*\.)?([^`]*)`", r"``\1``", line)
     parts = line.split("``") if "``" in line else [line]
     prose = [
         part.replace("*", "\\*").replace("<", "&lt;").replace("|", "\\|").replace("_", "\\_") for part in parts[::2]
@@ -191,15 +184,27 @@ def cell(text: str) -> str:
     return plain(" ".join(text.split())).replace("\\|", "|").replace("|", "\\|")
 
 
-def results_page() -> str:
-    """The tables that benchmarks and studies wrote, as they wrote them."""
-    lines = ["# Tables", "", "Each table is a file of the repository that the command under it rewrites.", ""]
-    for file in results():
-        body = file.read_text().replace("](", f"](../../{file.parent.relative_to(ROOT)}/").replace("\n#", "\n##")
-        if not body.startswith("#"):
-            body = f"# {file.stem}\n\n{body}"
-        lines += [f"#{body}", "", f"File: `{file.relative_to(ROOT)}`.", ""]
-    return "\n".join(lines)
+def tables_page(names: list[str]) -> str:
+    """The list of all tables."""
+    lines = ["# Tables", "", "What studies and benchmarks wrote, as they wrote it: a page each.", ""]
+    return "\n".join([*lines, "```{toctree}", ":maxdepth: 1", "", *(f"tables/{name}" for name in names), "```", ""])
+
+
+def table_page(name: str, file: Path) -> str:
+    """A report: its first table is open, later ones that are long are folded."""
+    body = file.read_text().replace("](", f"](../../../{file.parent.relative_to(ROOT)}/")
+    if not body.startswith("#"):
+        body = f"# {name}\n\n{body}"
+    tables = iter(range(10**6))
+
+    def fold(match: re.Match[str]) -> str:
+        rows = match[0].count("\n") - 2
+        if next(tables) == 0 or rows <= FEW_ROWS:
+            return match[0]
+        return f"<details><summary>A table of {rows} rows</summary>\n\n{match[0]}\n</details>\n"
+
+    body = re.sub(r"(?:^\|.*\|\n)+", fold, body, flags=re.MULTILINE)
+    return f"{body}\n\nFile: `{file.relative_to(ROOT)}`.\n"
 
 
 def results() -> Iterable[Path]:

@@ -16,6 +16,8 @@ from fl_lightning.command_line import main
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*(ROOT / "docs").glob("*/*.md"), ROOT / "README.md"])
 PAGES = [page for page in PAGES if "generated" not in page.parts]
+#: Pages whose code needs what no test has: a study that runs for hours.
+NOT_RUN = {"studies"}
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("[!i]*.md"))
 
 
@@ -48,6 +50,27 @@ def test_tutorials_run_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatc
         elif language == "console":
             for line in text.splitlines():
                 assert main(shlex.split(line.removeprefix("$ fl-train "))) == 0, line
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page not in TUTORIALS and page.stem not in NOT_RUN and "```python" in page.read_text()],
+    ids=lambda page: page.stem,
+)
+def test_code_of_the_other_pages_runs_from_top_to_bottom(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FL_CACHE_DIR", str(tmp_path / "cache"))
+    if '"runs/quickstart' in page.read_text():
+        assert main(["fit", "--config", "configs/quickstart.yaml", "--trainer.num_rounds", "2"]) == 0
+    names: dict[str, object] = {"__name__": page.stem}
+    for language, text in blocks(page):
+        if language == "python":
+            exec(compile(text, page.name, "exec"), names)
 
 
 @pytest.mark.full
@@ -101,7 +124,7 @@ def test_the_readme_shows_the_metrics_of_its_study() -> None:
 
 #: Metrics of a page that are no report's: printed in a paper, of tuning cells, or of a check that the page describes.
 NO_REPORTS = {
-    "results": {"94.3", "94.4", "92.2"},
+    "decentralized": {"94.3", "94.4", "92.2"},
     "fedaux": {"68.5"},
     "four-systems": {"92.1", "92.3", "89.4", "79.1"},
 }
@@ -109,7 +132,7 @@ NO_REPORTS = {
 
 @pytest.mark.parametrize(
     "page",
-    [ROOT / "README.md", ROOT / "docs" / "results.md", *sorted((ROOT / "docs" / "explanation").glob("*.md"))],
+    [ROOT / "README.md", *sorted([*ROOT.glob("docs/results/*.md"), *ROOT.glob("docs/explanation/*.md")])],
     ids=lambda page: page.stem,
 )
 def test_metrics_in_sentences_are_those_of_the_reports_that_the_page_names(page: Path) -> None:
@@ -126,6 +149,41 @@ def test_metrics_in_sentences_are_those_of_the_reports_that_the_page_names(page:
     reported = {f"{float(figure):.1f}" for figure in re.findall(r"\d\d\.\d+", reports)}
     missing = written - reported - NO_REPORTS.get(page.stem, set())
     assert not missing
+
+
+def test_the_pages_of_methods_have_equations_papers_and_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import generate
+    import method_pages
+    from papers import ARXIV, EQUATIONS
+
+    strategies = {cls.__name__: cls for cls in generate.concrete(generate.Strategy)}
+    assert set(EQUATIONS) | set(ARXIV) <= set(strategies)
+    assert set(strategies) - set(EQUATIONS) <= {"Oracle", "Pooled"}, "docs/papers.py has no equation of them"
+    page = method_pages.page(strategies["SCAFFOLD"], generate.markdown, generate.settings_of(strategies["SCAFFOLD"]))
+    for part in (
+        "(https://arxiv.org/abs/1910.06378)",
+        "$$",
+        "configs/scaffold_cora.yaml",
+        "| train | all parameters",
+        "`server_lr`",
+        "[Leaderboard A](../../results/leaderboard-a.md)",
+        "85.1 ± 1.3",
+    ):
+        assert part in page, part
+    assert "`SheafRidge`" in generate.plain("see :class:`~fl_lightning.strategies.SheafRidge`, x_i")
+
+
+def test_long_tables_are_folded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import generate
+
+    monkeypatch.setattr(generate, "ROOT", tmp_path)
+    table = "| a | b |\n|---|---|\n" + "| 1 | 2 |\n" * 30
+    (tmp_path / "report.md").write_text(f"# Report\n\n{table}\nWords.\n\n{table}")
+    page = generate.table_page("report", tmp_path / "report.md")
+    assert page.count("<details>") == 1
+    assert page.index("Words.") < page.index("<details><summary>A table of 30 rows</summary>\n\n| a | b |")
 
 
 def tables(text: str) -> list[list[dict[str, str]]]:
