@@ -30,6 +30,7 @@ DISTRIBUTIONS = {
 
 #: The modules that may import what is in an extra; nothing else is imported outside the core.
 NEED = {
+    "cluster": ("fl_lightning.study.cluster",),
     "study": ("fl_lightning.study.statistics", "fl_lightning.study.pictures"),
     "privacy": ("fl_lightning.round.privacy", "fl_lightning.remote.filters", "fl_lightning.remote.accounting"),
     "flare": ("fl_lightning.remote.",),

@@ -27,7 +27,8 @@ from fl_lightning.report.wording import number, size
 from fl_lightning.run.curve import STILL_RISING
 from fl_lightning.study.definition import Study
 from fl_lightning.study.edge import at_edge
-from fl_lightning.study.runner import duration, make_record
+from fl_lightning.study.record import make_record
+from fl_lightning.study.runner import duration
 from fl_lightning.study.runs import StudyRun, make_run
 from fl_lightning.study.store import Record, Store, is_less_better
 

@@ -18,6 +18,7 @@ from rich.table import Table
 from fl_lightning.arguments import fail
 from fl_lightning.extras import require
 from fl_lightning.run.version import sources
+from fl_lightning.study.cluster import KINDS, Cluster
 from fl_lightning.study.definition import Study
 from fl_lightning.study.marks import legend, with_signs
 from fl_lightning.study.pool import Pool
@@ -84,6 +85,13 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--cases", nargs="+", help="only these")
     run.add_argument("--minutes", type=float, help="start no run after this many minutes")
     run.add_argument("--retry", action="store_true", help="retry failed runs")
+    run.add_argument(
+        "--state_seconds", type=float, default=60.0, help="how often, at most, a run's state is written (60)"
+    )
+    run.add_argument("--workers", choices=KINDS, help="where worker processes run, if not in this process's machine")
+    run.add_argument("--nodes", type=_count, default=1, help="how many jobs are submitted with --workers")
+    run.add_argument("--hours", type=float, default=24.0, help="time limit of a job; it is queued again")
+    run.add_argument("--slurm", nargs="+", type=_pair, default=[], metavar="NAME=VALUE", help="options of sbatch")
     run.set_defaults(verb=_run)
 
     status = verbs.add_parser("status", parents=[common], help="what is done, failed, stale, missing")
@@ -120,38 +128,57 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an option of sbatch: give NAME=VALUE, such as partition=gpu")
+    return name, value
+
+
 # ---------------------------------------------------------------- the verbs
 
 
 def _run(study: Study, options: argparse.Namespace) -> int:
-    store = Store(study.results)
-    with store.running() as alone:
-        if not alone:
-            fail(f"another process runs {study.path}: wait for it, or give another folder with --results")
-        study.processes = options.processes or study.processes
-        runner = Runner(
-            study,
-            store,
-            methods=options.methods or (),
-            cases=options.cases or (),
-            retry=options.retry,
-            minutes=options.minutes,
-            say=_say,
-        )
-        signal.signal(signal.SIGTERM, _stop)
-        try:
-            with Pool(study.processes) as pool:
-                tally = runner.run(pool)
-        except KeyboardInterrupt:
-            _write(study)
-            fail("stopped; the same command resumes it", code=130)
+    study.processes = options.processes or study.processes
+    given = {
+        "methods": options.methods or (),
+        "cases": options.cases or (),
+        "retry": options.retry,
+        "minutes": options.minutes,
+        "state_seconds": options.state_seconds,
+    }
+    cluster = _cluster(options)
+    runner = Runner(study, Store(study.results), say=_say, **given)
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        with Pool(study.processes) as pool:
+            runner.prepare(pool)
+            if cluster is None:
+                tally = runner.work(pool)
+        if cluster is not None:
+            tally = cluster.run(runner, study.processes, given)
+    except KeyboardInterrupt:
+        _write(study)
+        fail("stopped; the same command resumes it", code=130)
     _write(study)
     for title, error in tally.failed.items():
         _say(f"failed: {title}: {error}")
     for name in tally.waiting:
         _say(f"no setting could be chosen for {name}")
     _say(f"{count_of(tally.trained)} trained, {len(tally.failed)} failed, {tally.missing} missing: {study.results}")
-    return 1 if tally.failed else 0
+    has_lost_jobs = cluster is not None and tally.missing and options.minutes is None
+    return 1 if tally.failed or has_lost_jobs else 0
+
+
+def _cluster(options: argparse.Namespace) -> Cluster | None:
+    if options.workers is None:
+        for name, default in {"nodes": 1, "hours": 24.0, "slurm": []}.items():
+            if getattr(options, name) != default:
+                fail(f"study: --{name} needs --workers: give one of {', '.join(KINDS)}")
+        return None
+    if not options.hours > 0:
+        fail(f"study: --hours {options.hours} is no time limit: give a positive number")
+    return Cluster(kind=options.workers, nodes=options.nodes, hours=options.hours, slurm=dict(options.slurm))
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:

@@ -1,25 +1,26 @@
 """Runs a study: chooses the next run, records its result and reports progress."""
 
 import dataclasses
-import json
-import shlex
+import math
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fl_lightning.run.version import digest_of_sources, sources
 from fl_lightning.study.definition import Study
+from fl_lightning.study.leases import Leases
 from fl_lightning.study.pool import Pool
 from fl_lightning.study.progress import Progress
+from fl_lightning.study.record import kept_rounds, make_record, task_arguments
 from fl_lightning.study.runs import StudyRun
-from fl_lightning.study.schema import Wandb, WrongStudy
+from fl_lightning.study.schema import WrongStudy
 from fl_lightning.study.store import Record, Store
 
-#: Metrics of the best round that are not about accuracy.
-_LEFT_OUT = ("comm/", "num_", "seconds", "failed_round")
+#: After so many deaths of its worker in a row without progress a run has failed.
+_MOST_DEATHS = 3
 
 
 @dataclass(kw_only=True)
@@ -40,7 +41,7 @@ class Tally:
 
 
 class Runner:
-    """Trains what is missing.
+    """Trains what is missing, as far as no other process trains it: any number of them may work on a study.
 
     Args:
         study: The study.
@@ -50,6 +51,10 @@ class Runner:
         retry: Whether runs that failed are tried again.
         minutes: No run begins after so many; None for no limit.
         say: Takes a line for the user.
+        silence_seconds: After how many seconds without a sign of life another process is taken to be dead, and its runs
+            are trained here.
+        state_seconds: How often, at most, the state of a run is written, from which it continues then.
+        look_seconds: How often the records of other processes are read as long as they train what is missing.
     """
 
     def __init__(
@@ -62,8 +67,13 @@ class Runner:
         retry: bool = False,
         minutes: float | None = None,
         say: Callable[[str], None] = print,
+        silence_seconds: float = 120.0,
+        state_seconds: float = 60.0,
+        look_seconds: float = 2.0,
     ) -> None:
         self.study, self.store, self.say = study, store, say
+        self.state_seconds, self.look_seconds = state_seconds, look_seconds
+        self.leases = Leases(store.folder / "leases", silence_seconds=silence_seconds)
         self.retry, self.minutes = retry, minutes
         self.progress = Progress(study, store)
         self.groups = list(self.progress.groups(methods or study.methods, cases or study.cases))
@@ -72,6 +82,7 @@ class Runner:
         self._under_way: set[str] = set()
         self._lost: set[str] = set()
         self._tried: set[str] = set()
+        self._others_train = False
 
     def run(self, pool: Pool) -> Tally:
         """Train until nothing is left that can be done.
@@ -79,28 +90,83 @@ class Runner:
         Raises:
             WrongStudy: Settings that are refused; nothing was trained then.
         """
-        self._start = time.monotonic()
-        self.processes = pool.processes
+        self.prepare(pool)
+        return self.work(pool)
+
+    def prepare(self, pool: Pool) -> None:
+        """Record the sources, and look at the data and at the settings of what is to be trained.
+
+        Raises:
+            WrongStudy: Settings that are refused.
+        """
         self.store.keep_sources(digest_of_sources(), sources())
         self.store.bound_states(self.study.states_gb)
         self._look_at_data(pool)
         self._check_settings(pool)
-        while True:
-            while pool.num_idle and not self._time_is_up() and (study_run := self._next()) is not None:
-                self._under_way.add(study_run.key)
-                pool.submit(study_run, "train", *self._task(study_run, pool.scratch))
-            if not pool.num_busy:
-                break
-            for study_run, result in pool.finished():
-                self._take(study_run, result)
+
+    def work(self, pool: Pool) -> Tally:
+        """Train, after :meth:`prepare`, until nothing is left that can be done, here or by another process."""
+        self._start = time.monotonic()
+        self.processes = pool.processes
+        with self.leases:
+            while True:
+                while pool.num_idle and not self._time_is_up() and (study_run := self._next()) is not None:
+                    self._under_way.add(study_run.key)
+                    pool.submit(study_run, "train", *self._task(study_run, pool.scratch))
+                if pool.num_busy:
+                    for study_run, result in pool.finished(self.look_seconds if self._others_train else math.inf):
+                        self._take(study_run, result)
+                elif self._others_train and not self._time_is_up():
+                    time.sleep(self.look_seconds)
+                else:
+                    break
+        return self.summary()
+
+    def summary(self) -> Tally:
+        """What was done here, and what is left."""
+        self.read_others()
         self.tally.missing = sum(1 for _ in self.todo())
         self.tally.waiting = [f"{method} on {case}" for method, case in self.groups if self._waits(method, case)]
         return self.tally
 
+    def read_others(self) -> list[Record]:
+        """Read what other processes have recorded since the last time; their runs count as tried."""
+        new = [(key, each) for key, each in self.store.new_records().items() if self.progress.records.get(key) != each]
+        self.progress.records.update(new)
+        self._tried.update(key for key, _ in new)
+        return [record for _, record in new]
+
+    def report_others(self) -> None:
+        """Count what other processes have recorded since the last time as trained, and say it."""
+        for record in self.read_others():
+            run = next((run for run in self._all_runs() if run.key == record["key"]), None)
+            if run is not None:
+                self._count(run, record)
+
+    def count_as_tried(self, keys: Iterable[str]) -> None:
+        """Do not train these runs, whatever came of them."""
+        self._tried.update(keys)
+
     # ------------------------------------------------------------------ what is next
 
     def _next(self) -> StudyRun | None:
-        return next((run for run in self.todo(ready=True) if run.key not in self._under_way), None)
+        """The next run that can be trained now; this process has its lease."""
+        self._others_train = False
+        self.read_others()
+        for run in self.todo(ready=True):
+            if run.key in self._under_way:
+                continue
+            deaths = self.leases.claim(run.key, self.store.partial_state(run))
+            self.read_others()  # maybe its former holder was done
+            if deaths is None:
+                self._others_train = True
+            elif not self._is_open(run):
+                self.leases.release(run.key)
+            elif deaths >= _MOST_DEATHS:
+                self._finish(run, {"error": f"its worker died {deaths} times (out of memory?)", "killed": True})
+            else:
+                return run
+        return None
 
     def todo(self, *, ready: bool = False) -> Iterator[StudyRun]:
         """The runs that are left; with ``ready`` only those that can be trained now, not those that await a choice."""
@@ -115,6 +181,10 @@ class Runner:
                     yield run
             if tuning and not report and not ready:
                 yield from (_any_of(tuning[0], method, case, seed) for seed in self.study.seeds)
+
+    def _all_runs(self) -> Iterator[StudyRun]:
+        for method, case in self.groups:
+            yield from (*self.progress.tuning(method, case), *self.progress.report(method, case))
 
     def _is_open(self, run: StudyRun) -> bool:
         if run.key in self._tried:
@@ -135,10 +205,11 @@ class Runner:
         """The arguments of :func:`fl_lightning.study.worker.train`."""
         arguments = task_arguments(self.study, run)
         state = self.store.state(run) if self.study.states_gb else None
+        states = state, self.store.partial_state(run), self.state_seconds
         if run.purpose == "tuning":
-            return arguments, scratch, (), (), None, state
+            return arguments, scratch, (), (), None, *states
         folder = self.store.files({"method": run.method, "case": run.case, "seed": run.seed})
-        return arguments, scratch, self.study.history, self.study.keep, folder, state
+        return arguments, scratch, self.study.history, self.study.keep, folder, *states
 
     def _check_settings(self, pool: Pool) -> None:
         """Build, before anything is trained, a run of every method and case, and of a method and every grid value.
@@ -184,10 +255,9 @@ class Runner:
     def _look_at_data(self, pool: Pool) -> None:
         """Find the hash of every partition that runs were computed on, as it is made now."""
         runs: dict[str, StudyRun] = {}
-        for method, case in self.groups:
-            for run in [*self.progress.tuning(method, case), *self.progress.report(method, case)]:
-                if self.progress.state(run) == "done":
-                    runs.setdefault(run.data, run)
+        for run in self._all_runs():
+            if self.progress.state(run) == "done":
+                runs.setdefault(run.data, run)
         for run, result in pool.map([(run, "partition", (run.arguments,)) for run in runs.values()]):
             if result is not None and not result["error"]:
                 self.progress.partitions[run.data] = result["partition"]
@@ -199,17 +269,33 @@ class Runner:
         self._under_way.discard(run.key)
         if result is None and run.key not in self._lost:
             self._lost.add(run.key)
+            self.leases.release(run.key)
             self.say(f"the worker of {run.title} was killed: trying once more")
             return
-        self._tried.add(run.key)
         if result is None:
             result = {"error": "its worker was killed, twice (out of memory?)", "killed": True}
-        if result.get("interrupted"):
+        self._finish(run, result)
+
+    def _finish(self, run: StudyRun, result: Record) -> None:
+        """Record a result, unless another process has taken the run over in the meantime, and return its lease."""
+        self._tried.add(run.key)
+        record = make_record(run, result) if not result.get("interrupted") else None
+        with self.leases.held(run.key) as is_mine:
+            if record is not None and is_mine:
+                self.store.add(record, kept_rounds(self.study, run, result))
+                self.store.forget_partial(run)
+        self.leases.release(run.key)
+        if record is None:
             return
-        record = make_record(run, result)
-        self.store.add(record, kept_rounds(self.study, run, result))
+        if not is_mine:
+            self._tried.discard(run.key)
+            self.say(f"{run.title} was taken over by another process, since this one showed no sign of life")
+            return
         self.store.bound_states(self.study.states_gb)
         self.progress.records[run.key] = record
+        self._count(run, record)
+
+    def _count(self, run: StudyRun, record: Record) -> None:
         self.tally.trained += 1
         if record["error"]:
             self.tally.failed[run.title] = record["error"]
@@ -238,66 +324,6 @@ class Runner:
             likes = ((run.method, run.case), (run.method,), ())
             total += next((mean[like] for like in likes if like in mean), 0.0)
         return total
-
-
-def task_arguments(study: Study, run: StudyRun, wandb: Wandb | None = None) -> tuple[str, ...]:
-    """A run's arguments and its logger, which is not part of its key: W&B if the study, or the caller, asks for it."""
-    wandb = wandb or study.wandb
-    if wandb is None:
-        return (*run.arguments, "--trainer.logger=false")
-    logger = {
-        "class_path": "fl_lightning.run.loggers.WandbLogger",
-        "init_args": {
-            **wandb.model_dump(),
-            "name": f"{run.method} {run.case} {run.setting} {run.seed}",
-            "group": f"{run.method} {run.case} {run.setting}",
-            "tags": [study.name, run.purpose, run.method, run.case],
-        },
-    }
-    return (*run.arguments, f"--trainer.logger={json.dumps(logger)}")
-
-
-def kept_rounds(study: Study, run: StudyRun, result: Record) -> Record | None:
-    """The metrics of every round that are kept; none of tuning."""
-    return result.get("rounds") if study.history and run.purpose == "report" else None
-
-
-def make_record(run: StudyRun, result: Record) -> Record:
-    """The record of a run; that of a tuning run contains nothing about test examples."""
-    error = result["error"]
-    if not error and result["result"][result["monitor"]] is None:
-        error = f"{result['monitor']} is not finite in any round"
-    record: Record = {
-        "key": run.key,
-        "purpose": run.purpose,
-        "method": run.method,
-        "case": run.case,
-        "seed": run.seed,
-        "setting": run.setting,
-        "error": error,
-        "val": None,
-        "monitor": result.get("monitor", ""),
-        "mode": result.get("mode", ""),
-        "seconds": result.get("seconds", 0.0),
-        "cpu_seconds": result.get("cpu_seconds", 0.0),
-        "partition": result.get("partition", ""),
-        "version": run.version,
-        "sources": digest_of_sources(),
-        "command": shlex.join(["fl-train", *run.arguments]),
-    }
-    if result.get("killed"):
-        record["killed"] = True
-    for name in ("warnings", "marks", "near", "resumed"):
-        if name in result and (result[name] or name == "marks"):
-            record[name] = result[name]
-    if record["error"]:
-        return record
-    record["val"] = result["result"][result["monitor"]]
-    if run.purpose == "report":
-        metrics = {name: value for name, value in result["result"].items() if not name.startswith(_LEFT_OUT)}
-        selected = ("kinds", "clients", "malicious", "num_rounds", "bytes", "training_seconds", "failures")
-        record |= {"result": metrics, **{name: result[name] for name in selected}}
-    return record
 
 
 def duration(seconds: float) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 from fl_lightning.run.version import digest_of_sources, sources
 from fl_lightning.study.definition import Study
 from fl_lightning.study.pool import Pool
-from fl_lightning.study.runner import Runner, kept_rounds, make_record, task_arguments
+from fl_lightning.study.record import kept_rounds, make_record, task_arguments
+from fl_lightning.study.runner import Runner
 from fl_lightning.study.runs import StudyRun
 from fl_lightning.study.schema import Wandb
 from fl_lightning.study.store import Record, Store

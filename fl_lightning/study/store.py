@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -47,10 +47,28 @@ class Store:
         self.sources = folder / "sources.json"
         self.checksums = folder / "checksums.txt"
         self.damaged: list[str] = []
+        self._num_read = 0
 
     def records(self) -> dict[str, Record]:
         """The newest record of each run, by key."""
-        return {record["key"]: record for record in self._lines(self.runs)}
+        return self.records_after(0)
+
+    def records_after(self, num_bytes: int) -> dict[str, Record]:
+        """The newest record of each run, by key, of those that were added after so many bytes of ``runs.jsonl``."""
+        self._num_read = _whole_bytes(self.runs)
+        return {record["key"]: record for record in self._lines(self.runs, num_bytes)}
+
+    def new_records(self) -> dict[str, Record]:
+        """The records that were added, by any process, since they were last read here."""
+        num_bytes = _whole_bytes(self.runs)
+        if num_bytes == self._num_read:
+            return {}
+        return self.records_after(self._num_read if self._num_read < num_bytes else 0)
+
+    @property
+    def num_read(self) -> int:
+        """How many bytes of ``runs.jsonl`` were read here."""
+        return self._num_read
 
     def history(self) -> dict[str, dict[str, list[float]]]:
         """The metrics of every round, by key of the run and name."""
@@ -71,9 +89,23 @@ class Store:
         """The file of the last state of a run, or of a shorter one of its lineage."""
         return self.folder / "states" / f"{run.lineage}.ckpt"
 
+    def partial_state(self, run: StudyRun) -> Path:
+        """The file of the state of a run that is being trained, from which it continues if its worker is killed."""
+        version = hashlib.sha256(run.version.encode()).hexdigest()[:8]
+        return self.folder / "partial" / f"{run.key}-{version}.ckpt"
+
+    def forget_partial(self, run: StudyRun) -> None:
+        """Delete that state, and what a worker that was killed had begun to write of it."""
+        path = self.partial_state(run)
+        for each in (path, *path.parent.glob(f".{path.stem}.*.new.ckpt")):
+            each.unlink(missing_ok=True)
+
     def bound_states(self, gigabytes: float) -> None:
         """Delete the states that were written first, until those that are left take no more than so much."""
-        sizes = {path: path.stat() for path in (self.folder / "states").glob("*.ckpt")}
+        sizes: dict[Path, os.stat_result] = {}
+        for path in (self.folder / "states").glob("*.ckpt"):
+            with suppress(FileNotFoundError):  # another process deleted it
+                sizes[path] = path.stat()
         taken = sum(each.st_size for each in sizes.values())
         for path in sorted(sizes, key=lambda path: sizes[path].st_mtime):
             if taken <= gigabytes * 1e9:
@@ -92,7 +124,7 @@ class Store:
 
     def keep_sources(self, digest: str, files: Mapping[str, str]) -> None:
         """Record the sources that belong to a digest."""
-        with _locked(self.sources):
+        with locked(self.sources):
             known = self.known_sources()
             if digest not in known:
                 with whole_file(self.sources) as temporary:
@@ -104,7 +136,7 @@ class Store:
         plain = [line for path in (self.runs, self.rounds) for line in _raw(path) if _SEALED.fullmatch(line) is None]
         new = [digest for line in plain if _is_record(line) and (digest := _checksum(line)) not in known]
         if new:
-            with _locked(self.checksums), whole_file(self.checksums) as temporary:
+            with locked(self.checksums), whole_file(self.checksums) as temporary:
                 temporary.write_text("".join(f"{digest}\n" for digest in [*known, *new]))
         return len(new)
 
@@ -134,7 +166,7 @@ class Store:
                 lines.append(line + b"\n")
             if path.exists():
                 written[path] = b"".join(lines)
-        with _locked(self.runs):
+        with locked(self.runs):
             for path, text in written.items():
                 with whole_file(path) as temporary:
                     temporary.write_bytes(text)
@@ -147,11 +179,12 @@ class Store:
         text = self.checksums.read_text(errors="replace") if self.checksums.exists() else ""
         return dict.fromkeys(text.splitlines())
 
-    def _lines(self, path: Path) -> Iterator[Record]:
-        """Records of a file; damaged lines are listed in ``damaged``."""
-        self.damaged = [entry for entry in self.damaged if not entry.startswith(path.name)]
+    def _lines(self, path: Path, start: int = 0) -> Iterator[Record]:
+        """Records of a file from a byte on; damaged lines are listed in ``damaged`` if all are read."""
+        if not start:
+            self.damaged = [entry for entry in self.damaged if not entry.startswith(path.name)]
         known: dict[str, None] | None = None
-        for number, line in enumerate(_raw(path), start=1):
+        for number, line in enumerate(_raw(path, start), start=1):
             sealed = _SEALED.fullmatch(line)
             content = line if sealed is None else sealed[1] + b"}"
             if sealed is None and known is None:
@@ -159,7 +192,7 @@ class Store:
             is_whole = _checksum(content) == sealed[2].decode() if sealed else _checksum(line) in (known or {})
             if is_whole:
                 yield json.loads(content)
-            else:
+            elif not start:
                 self.damaged.append(f"{path.name}, line {number}")
 
     @contextmanager
@@ -175,10 +208,19 @@ class Store:
                 yield True
 
 
-def _raw(path: Path) -> Iterator[bytes]:
-    """The complete lines of a file."""
+def _whole_bytes(path: Path) -> int:
+    """Bytes of a file up to the end of its last complete line; 0 if there is none."""
+    if not path.exists():
+        return 0
+    with path.open("rb") as file:
+        return _end_of_lines(file)
+
+
+def _raw(path: Path, start: int = 0) -> Iterator[bytes]:
+    """The complete lines of a file from a byte on."""
     if path.exists():
         with path.open("rb") as file:
+            file.seek(start)
             yield from (line[:-1] for line in file if line.endswith(b"\n") and line.strip())
 
 
@@ -195,7 +237,7 @@ def _is_record(line: bytes) -> bool:
 
 def _append(path: Path, record: Mapping[str, Any]) -> None:
     line = _sealed(record) + b"\n"
-    with _locked(path), writing(path, len(line)), path.open("a+b") as file:
+    with locked(path), writing(path, len(line)), path.open("a+b") as file:
         file.truncate(_end_of_lines(file))
         file.write(line)
         file.flush()
@@ -232,7 +274,7 @@ def _opened(lock: Path) -> IO[bytes]:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Keep other processes from writing into the folder during the block."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with _opened(path.parent / ".write.lock") as file:

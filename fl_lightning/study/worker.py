@@ -37,22 +37,34 @@ _DIGITS = 6
 _MOST_WARNINGS = 5
 
 
-class _ChosenClients(Callback):
-    """Keeps each client's validation and test value at the best round, and the run's state after the last.
+class _States(Callback):
+    """Writes the run's state after the last round, and from time to time before.
 
     Args:
-        state: File for the state, if that is wanted.
+        last: File for the last state, if that is wanted.
+        partial: File for the earlier ones, if these are wanted.
+        every_seconds: How often, at most, one of these is written.
     """
 
-    def __init__(self, state: Path | None = None) -> None:
-        self.values: dict[str, list[Any]] = {}
-        self.state = state
+    def __init__(self, last: Path | None = None, partial: Path | None = None, every_seconds: float = 60.0) -> None:
+        self.last, self.partial, self.every_seconds = last, partial, every_seconds
+        self._written = time.monotonic()
 
     def on_checkpoint_point(self, trainer: Trainer) -> None:
-        """Write the state after the last round."""
+        """Write the state, if it is time."""
         is_over = trainer.run.should_stop or trainer.run.round_idx >= trainer.num_rounds
-        if self.state is not None and is_over and trainer.run.interruption.received is None:
-            trainer.save_checkpoint(self.state)
+        if self.last is not None and is_over and trainer.run.interruption.received is None:
+            trainer.save_checkpoint(self.last)
+        elif self.partial is not None and not is_over and time.monotonic() - self._written >= self.every_seconds:
+            trainer.save_checkpoint(self.partial)
+            self._written = time.monotonic()
+
+
+class _ChosenClients(Callback):
+    """Keeps each client's validation and test value at the best round."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, list[Any]] = {}
 
     def state_dict(self) -> dict[str, Any]:
         """The values so far."""
@@ -84,12 +96,13 @@ class RunCLI(FederatedCLI):
     Args:
         arguments: Of ``fl-train``.
         run: Whether to train; otherwise the objects are built and no more.
-        state: File for the state after the last round, if that is wanted.
+        states: Writes the run's states, if that is wanted.
     """
 
-    def __init__(self, arguments: Sequence[str], *, run: bool = True, state: Path | None = None) -> None:
+    def __init__(self, arguments: Sequence[str], *, run: bool = True, states: _States | None = None) -> None:
         self.trains = run
-        self.clients = _ChosenClients(state)
+        self.clients = _ChosenClients()
+        self.states = states or _States()
         super().__init__(list(arguments))
 
     @staticmethod
@@ -103,7 +116,7 @@ class RunCLI(FederatedCLI):
         given = self._get(self.config_init, "trainer")["callbacks"] or []
         named = list(given) if isinstance(given, list) else [given]
         selected = [each for each in trainer.callbacks if each in named or isinstance(each, CommunicationLedger)]
-        trainer.callbacks = [*selected, self.clients]
+        trainer.callbacks = [*selected, self.clients, self.states]
         return trainer
 
     def _run_subcommand(self, subcommand: str) -> None:
@@ -118,6 +131,8 @@ def train(
     keep: Sequence[str] = (),
     folder: Path | None = None,
     state: Path | None = None,
+    partial: Path | None = None,
+    every_seconds: float = 60.0,
 ) -> dict[str, Any]:
     """Train a run and return its result.
 
@@ -130,6 +145,9 @@ def train(
         state: File that has the run's state after its last round in the end. Where it has that of a shorter run of the
             same settings (``StudyRun.lineage``), the run goes on from it and comes to what it would come to by itself;
             where a longer one's, or nothing that can be gone on from, the run begins anew.
+        partial: File that has the run's state from time to time while it is trained. Where it has one, left by a
+            worker that was killed, the run goes on from it.
+        every_seconds: How often, at most, that state is written.
 
     Returns:
         ``error`` (empty if there was none), and where it finished the best round's metrics (``result``), those of
@@ -141,14 +159,16 @@ def train(
     scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=scratch) as root, _quiet() as heard:
         given = [*arguments, f"--trainer.default_root_dir={root}"]
-        resumed = _rounds_in(state)
-        result = _trained([*given, f"--ckpt_path={state}"], history, keep, folder, state, heard) if resumed else {}
-        if not resumed or result["error"]:
-            resumed, result = 0, _trained(given, history, keep, folder, state, heard)
+        for resumed, origin in [*_written(partial, state), (0, None)]:
+            begun = [*given, f"--ckpt_path={origin}"] if origin else given
+            states = _States(state, partial, every_seconds)
+            result = {**_trained(begun, history, keep, folder, states, heard), "resumed": resumed}
+            if not result["error"] or result.get("interrupted"):
+                break
     messages = list(dict.fromkeys(heard.warnings))[:_MOST_WARNINGS]
     spent = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu}
     spent = {name: round(value, 3) for name, value in spent.items()}
-    return {**result, "warnings": messages, "resumed": resumed, **spent}
+    return {**result, "warnings": messages, **spent}
 
 
 def _trained(
@@ -156,12 +176,12 @@ def _trained(
     history: Sequence[str],
     keep: Sequence[str],
     folder: Path | None,
-    state: Path | None,
+    states: _States,
     heard: "_Heard",
 ) -> dict[str, Any]:
     """Train once; what it came to, or why not."""
     try:
-        cli = RunCLI(arguments, state=state)
+        cli = RunCLI(arguments, states=states)
         if folder is not None:
             _keep(keep, cli.trainer.run.folder, folder)  # type: ignore[attr-defined]
         return _found(cli, history)
@@ -171,14 +191,14 @@ def _trained(
         return {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
 
 
-def _rounds_in(state: Path | None) -> int:
-    """The rounds after which a state was written; 0 where there is none that can be read."""
-    if state is None or not state.exists():
-        return 0
-    try:
-        return int(checkpoint.peek(state)["round"])
-    except ValueError:  # damaged, or of another format: the run begins anew and writes it again
-        return 0
+def _written(*states: Path | None) -> list[tuple[int, Path]]:
+    """The states that can be read, and after how many rounds each was written."""
+    result = []
+    for path in states:
+        if path is not None and path.exists():
+            with contextlib.suppress(ValueError):  # damaged, or of another format: it will be written again
+                result.append((int(checkpoint.peek(path)["round"]), path))
+    return result
 
 
 def _keep(patterns: Sequence[str], run: Path, folder: Path) -> None:

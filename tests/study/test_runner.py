@@ -57,7 +57,9 @@ def test_a_study_from_beginning_to_end(make_study: Callable[..., Study]) -> None
         "history.jsonl",
         "sources.json",
         ".write.lock",
+        "leases",
     }
+    assert [path.name for path in (study.results / "leases").iterdir()] == [".write.lock"]
     _, again, said = run(study)
     assert (again.trained, said) == ([], [])
 
