@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.batches.client_data import ClientData
+from fl_lightning.batches.lazy_clients import LazyClients
 from fl_lightning.kernels.randomness import derive_key
 from fl_lightning.round.client import ClientModule
 from fl_lightning.tasks import Task
@@ -52,9 +53,9 @@ class ClientRegistry:
             that has only some of the clients makes the same batches.
     """
 
-    names: tuple[str, ...]
-    sizes: tuple[int, ...]
-    cost: tuple[int, ...]
+    names: Sequence[str]
+    sizes: Sequence[int]
+    cost: Sequence[int]
     task: Task
     num_features: int | tuple[int, ...]
     num_outputs: int
@@ -82,15 +83,12 @@ class ClientRegistry:
     ) -> "ClientRegistry":
         """The registry of clients whose data are available; the other arguments are those of the class."""
         return ClientRegistry(
-            names=tuple(client.name for client in clients),
-            sizes=tuple(client.size for client in clients),
-            cost=tuple(client.cost for client in clients),
+            **facts_of(clients),
             task=task,
             num_features=clients[0].num_features,
             num_outputs=num_outputs,
             relation_CC=relation_CC,
             groups=groups,
-            **common_edges({client.name: client.edge_facts for client in clients}),
             own_inputs=own_inputs,
             own_outputs=own_outputs,
             partition_hash=partition_hash,
@@ -100,6 +98,18 @@ class ClientRegistry:
     def __len__(self) -> int:
         """Clients."""
         return len(self.names)
+
+
+def facts_of(clients: Sequence[ClientData]) -> dict[str, Any]:
+    """The names, sizes and costs of clients, and the facts about their edges."""
+    if isinstance(clients, LazyClients):
+        return dict(clients.facts)
+    return {
+        "names": tuple(client.name for client in clients),
+        "sizes": tuple(client.size for client in clients),
+        "cost": tuple(client.cost for client in clients),
+        **common_edges({client.name: client.edge_facts for client in clients}),
+    }
 
 
 def common_edges(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -156,7 +166,7 @@ class Federation:
     plain_sgd: bool = False
     architectures: tuple[Mapping[str, Tensor], ...] = ()
     architecture_of: tuple[int, ...] = ()
-    client_names: tuple[str, ...] = ()
+    client_names: Sequence[str] = ()
     client: ClientModule | None = None
 
     def __post_init__(self) -> None:

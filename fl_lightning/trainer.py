@@ -301,7 +301,7 @@ class FederatedTrainer(Counted):
             loggers=[] if isinstance(self.logger, bool) else self.logger,
         )
         self.datamodule = data
-        clients = self._hooks.passed("on_clients", tuple(data.clients))
+        clients = self._hooks.passed("on_clients", data.clients)
         start_clients(self._run, clients, dtype=self.dtype, participation=self.participation)
         return self._run
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fl_lightning.batches.base import Batch, Collator
 from fl_lightning.batches.client_data import ClientData
+from fl_lightning.batches.lazy_clients import LazyClients, num_examples_of, size_of
 from fl_lightning.kernels.randomness import random_order
 
 AnyDrawn = TypeVar("AnyDrawn", bound="DrawnBatch")
@@ -165,21 +166,24 @@ class DrawnCollator(Collator):
 
     def set_client_data(self, client: int, client_data: ClientData) -> None:
         """Replace the data of a client."""
-        self.clients = [*self.clients[:client], client_data, *self.clients[client + 1 :]]
+        if isinstance(self.clients, LazyClients):
+            self.clients = self.clients.replaced(client, client_data)
+        else:
+            self.clients = [*self.clients[:client], client_data, *self.clients[client + 1 :]]
 
     def size(self, client: int) -> int:
         """Number of examples of a client."""
-        return int(self.clients[client].size)
+        return size_of(self.clients, client)
 
     def steps_per_epoch(self, client: int) -> int:
         """The number that is set, or that of a pass over the client's training examples."""
         if self.steps is not None:
             return self.steps
-        return batches_of(self.clients[client].num_examples, self.batch_size, self.drop_last)
+        return batches_of(num_examples_of(self.clients, client), self.batch_size, self.drop_last)
 
     def least_examples(self, client: int) -> int:
         """Those of the last batch of a pass, or of every draw if ``steps_per_epoch`` is set."""
-        count: int = self.clients[client].num_examples
+        count = num_examples_of(self.clients, client)
         if self.batch_size is None or count <= self.batch_size:
             return count
         rest = 0 if self.steps is not None or self.drop_last else count % self.batch_size

@@ -32,6 +32,7 @@ from fl_lightning.data.sources.examples import Examples, ExampleSource
 from fl_lightning.data.sources.generated import PlantedCommunities, SuperClusterSBM
 from fl_lightning.data.sources.graph_sets import GraphSetFile, GraphSetSource, InMemoryGraphSet
 from fl_lightning.data.sources.images import CompCars, HeterogeneousCIFAR10, RotatedMNIST
+from fl_lightning.data.sources.lazy import GeneratedClients, LazySource, ShardSource
 from fl_lightning.data.sources.links import Links, SEALSource
 from fl_lightning.data.sources.many_graph_sets import GraphSets, ManyGraphSets
 from fl_lightning.data.sources.molecules import AqSolDB, MoleculeSource, Tox21
@@ -90,6 +91,7 @@ __all__ = [
     "FederatedDataModule",
     "FileSource",
     "GRDAToy",
+    "GeneratedClients",
     "GivenPartitioner",
     "GivenSplit",
     "GlobalSplit",
@@ -106,6 +108,7 @@ __all__ = [
     "LabelNoise",
     "LabelScarcity",
     "Landmine",
+    "LazySource",
     "Links",
     "LoadedGraphs",
     "LouvainPartitioner",
@@ -136,6 +139,7 @@ __all__ = [
     "SEALSource",
     "ScarceSplit",
     "School",
+    "ShardSource",
     "SortedPartitioner",
     "Source",
     "Splitter",

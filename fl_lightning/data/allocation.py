@@ -63,9 +63,9 @@ class Allocation:
     """
 
     task: Task
-    clients: tuple[Any, ...]
+    clients: Sequence[Any]
     num_outputs: int
-    source_idx: tuple[Tensor, ...]
+    source_idx: Sequence[Tensor]
     partition_hash: str
     groups: tuple[int, ...] = ()
     relation_CC: Tensor | None = None

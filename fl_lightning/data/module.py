@@ -183,7 +183,7 @@ class FederatedDataModule(LightningDataModule, Counted):
         return self.allocation.task
 
     @property
-    def clients(self) -> tuple[Any, ...]:
+    def clients(self) -> Sequence[Any]:
         """What each client holds, in the partitioner's or the source's order."""
         return self.allocation.clients
 

@@ -98,7 +98,7 @@ class GlobalSplit(Splitter):
         self.val = val
 
     def assign(self, data: Data, clients: list[Tensor], seed: int) -> list[Tensor]:  # noqa: D102
-        role_N = _draw_roles(data.y, self.train, self.val, generator(seed, "global split"))
+        role_N = draw_roles(data.y, self.train, self.val, generator(seed, "global split"))
         return [role_N[nodes] for nodes in clients]
 
 
@@ -120,7 +120,7 @@ class ClientSplit(Splitter):
     def assign(self, data: Data, clients: list[Tensor], seed: int) -> list[Tensor]:  # noqa: D102
         _check_disjoint(self, clients)
         return [
-            _draw_roles(data.y[nodes], self.train, self.val, generator(seed, "client split", client))
+            draw_roles(data.y[nodes], self.train, self.val, generator(seed, "client split", client))
             for client, nodes in enumerate(clients)
         ]
 
@@ -152,7 +152,7 @@ class StratifiedSplit(Splitter):
             role_N = torch.zeros(len(nodes), dtype=torch.int8)
             for label in y_N[y_N >= 0].unique().tolist():
                 draw = generator(seed, "stratified split", client, label)
-                role_N += _draw_roles(torch.where(y_N == label, label, -1), self.train, self.val, draw)
+                role_N += draw_roles(torch.where(y_N == label, label, -1), self.train, self.val, draw)
             roles.append(role_N)
         return roles
 
@@ -324,7 +324,7 @@ def _check_disjoint(splitter: Splitter, clients: list[Tensor]) -> None:
         )
 
 
-def _draw_roles(y_N: Tensor, train: float, val: float, draw: torch.Generator) -> Tensor:
+def draw_roles(y_N: Tensor, train: float, val: float, draw: torch.Generator) -> Tensor:
     """Give roles to a random permutation of the labeled nodes, counts rounded to the nearest."""
     labeled = (y_N >= 0).nonzero().squeeze(1)
     order = labeled[torch.randperm(labeled.numel(), generator=draw)]

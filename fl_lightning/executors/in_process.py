@@ -33,6 +33,7 @@ class InProcessExecutor(Executor):
 
     Attributes:
         initial: The parameters that all clients start from, by name.
+        members: The clients of this process.
         lasting: Names of the parameters that live on.
         store: What lives on of clients that are not loaded.
         rewritten: Data of clients whose graphs a stage has changed.
@@ -68,6 +69,7 @@ class InProcessExecutor(Executor):
         self.client = client.eval()  # the server may compute with it
         self.collator = collator
         self.clients = tuple(clients)
+        self.members = frozenset(clients)
         self.seed = seed
         self.time_limit = time_limit
         self.persistence = persistence or Persistence()
@@ -78,7 +80,7 @@ class InProcessExecutor(Executor):
         check_batches_of_one(client, collator, self.clients)
         self.state_specs = {**(client_state or {}), **private_state_specs(client)}
         self.rewritten: dict[int, Any] = {}
-        self.original_size = {member: self.evaluation_collator.size(member) for member in clients}
+        self._original_sizes: dict[int, int] = {}  # of clients whose data a stage has changed
         self._scored_batches: dict[tuple[int, ...], Batch] = {}
         if clients:
             check_buffers(client, collator, clients[0], time_limit)
@@ -98,6 +100,10 @@ class InProcessExecutor(Executor):
         self._clear()
         if clients:
             check_examples(client, collator, clients[0])
+
+    def original_size(self, client: int) -> int:
+        """Number of a client's own examples, whatever a stage has added to its data."""
+        return self._original_sizes.get(client, self.evaluation_collator.size(client))
 
     def _scored_batch(self, clients: Sequence[int], collator: Collator) -> Batch:
         """A batch that models are scored on; that of examples which training does not see is made once."""
@@ -160,7 +166,7 @@ class InProcessExecutor(Executor):
     def _for_stage(self, request: StageRequest) -> Iterator[list[int]]:
         """The clients of this process in a stage; for the stage of a callback, copies are loaded."""
         self._begin(request.address)
-        clients = [client for client in self.clients if client in request.work_fraction]
+        clients = sorted(self.members.intersection(request.work_fraction))
         if request.address.phase != "callback":
             yield clients
             return
@@ -226,8 +232,7 @@ class InProcessExecutor(Executor):
             state: The result of :meth:`lasting_state` or of :meth:`state`.
             now: The round in which the latter was taken, if it was taken within one.
         """
-        mine = set(self.clients)
-        parameters = state.rows([client for client in state.clients if client in mine])
+        parameters = state.rows([client for client in state.clients if client in self.members])
         self._clear()
         self.store.clear()
         self.round, self.active = now, set()
@@ -315,7 +320,7 @@ class InProcessExecutor(Executor):
 
     def load_rewritten_data(self, rewritten_data: Mapping[int, Mapping[str, Tensor]]) -> None:
         """Restore :meth:`rewritten_data` of this process's clients, before their state is loaded."""
-        mine = {client: fields for client, fields in rewritten_data.items() if client in set(self.clients)}
+        mine = {client: fields for client, fields in rewritten_data.items() if client in self.members}
         self.rewrite({c: dataclasses.replace(self.collator.client_data(c), **fields) for c, fields in mine.items()})
 
     def rewrite(self, client_data: Mapping[int, Any]) -> None:
@@ -328,6 +333,7 @@ class InProcessExecutor(Executor):
         sizes = {client: self.collator.size(client) for client in client_data}
         self.rewritten |= client_data
         for client, each in client_data.items():
+            self._original_sizes.setdefault(client, self.evaluation_collator.size(client))
             self.collator.set_client_data(client, each)
         self._arrange()
         self._clear()

@@ -255,7 +255,7 @@ class SequentialExecutor(SequentialClients):
         """Score each client in turn."""
         result: dict[int, Payload] = {}
         failures: dict[int, str] = {}
-        for client in (client for client in self.clients if client in set(clients)):
+        for client in sorted(self.members.intersection(clients)):
             try:
                 with within(self.time_limit):
                     module = self.evaluated(evaluation, client, round_idx)
@@ -273,14 +273,14 @@ class SequentialExecutor(SequentialClients):
     def _predict(self, evaluation: Evaluation, clients: Sequence[int], round_idx: int) -> dict[int, Tensor]:
         """Predict each client in turn."""
         predictions, collator = {}, self.collator.evaluation
-        for client in (client for client in self.clients if client in set(clients)):
+        for client in sorted(self.members.intersection(clients)):
             batch = self._batch(client) if collator is None else single(self._scored_batch([client], collator))
             with torch.no_grad(), self.fabric.autocast():
                 module = self.evaluated(evaluation, client, round_idx)
                 module.output_rule = evaluation.output
                 parts = [module.predict_step(part, 0).float() for part in batch.parts()]
                 module.output_rule = None
-                predictions[client] = torch.cat(parts)[: self.original_size[client]]
+                predictions[client] = torch.cat(parts)[: self.original_size(client)]
         return predictions
 
     def evaluated(self, evaluation: Evaluation, client: int, round_idx: int) -> ClientModule:

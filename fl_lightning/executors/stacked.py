@@ -355,7 +355,7 @@ class StackedExecutor(StackedClients):
                 parts = [torch.vmap(predict)(parameters, part.tensors(), knowledge) for part in batch.parts()]
                 result = torch.cat(parts, dim=1)
             for row, client in enumerate(members):
-                predictions[client] = result[row, : self.original_size[client]].float()
+                predictions[client] = result[row, : self.original_size(client)].float()
         return predictions
 
     def _evaluated(

@@ -10,6 +10,8 @@ from fl_lightning.counts import Counted
 from fl_lightning.kernels.randomness import generator
 from fl_lightning.renamed import refuse_former_names
 
+#: From so many clients on, those of a round are drawn without a permutation of all.
+MANY_CLIENTS = 100_000
 #: The longest time limit, a year; alarms cannot be set for much later.
 LONGEST_SECONDS = 365 * 24 * 3600
 
@@ -128,6 +130,8 @@ class Participation(Counted):
                 f"participation.min_clients is {self.min_clients}, but a round has {asked} clients, so every "
                 "round would fail: lower it, or raise participation.fraction or num_clients"
             )
+        if not num_new:
+            return tuple(range(num_clients))
         order = torch.randperm(num_clients, generator=generator(seed, "held_out")).tolist()
         return tuple(sorted(order[num_new:]))
 
@@ -140,7 +144,7 @@ class Participation(Counted):
         """
         rng = generator(seed, "participation", round_idx)
         wanted = self.num_chosen(len(clients))
-        chosen = sorted(clients[i] for i in torch.randperm(len(clients), generator=rng)[:wanted].tolist())
+        chosen = sorted(clients[i] for i in some_of(len(clients), wanted, rng))
         drops, slow, share = torch.rand(3, len(chosen), generator=rng, dtype=torch.float64).tolist()
         work_fraction = {
             client: share[i] if slow[i] < self.straggler_probability else 1.0
@@ -159,6 +163,23 @@ class Participation(Counted):
     def num_chosen(self, num_clients: int) -> int:
         """How many of the training clients are chosen for a round."""
         return self.num_clients or max(1, math.floor(self.fraction * num_clients + 0.5))
+
+
+def some_of(number: int, wanted: int, rng: torch.Generator) -> list[int]:
+    """Different indices below a number, drawn uniformly; of very many, without going through all of them.
+
+    Args:
+        number: How many there are.
+        wanted: How many are drawn.
+        rng: Of the draw.
+    """
+    if number < MANY_CLIENTS or 10 * wanted > number:
+        order: list[int] = torch.randperm(number, generator=rng)[:wanted].tolist()
+        return order
+    chosen: dict[int, None] = {}
+    while len(chosen) < wanted:
+        chosen |= dict.fromkeys(torch.randint(number, (wanted,), generator=rng).tolist())
+    return list(chosen)[:wanted]
 
 
 def epochs_of(work_fraction: float, num_epochs: int) -> int:

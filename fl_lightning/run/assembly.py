@@ -170,13 +170,14 @@ def assemble(
     strategy.setup(describe_federation(fabric, model, registry, training_clients, architectures, seed))
     strategy.check_server_state()
     check_privacy(strategy, model, registry, training_clients)
+    trained = set(training_clients)
     return Run(
         fabric=fabric,
         datamodule=datamodule,
         registry=registry,
         training_clients=training_clients,
         evaluated_clients=participation.evaluated(training_clients, seed),
-        unseen_clients=tuple(client for client in range(len(registry)) if client not in training_clients),
+        unseen_clients=tuple(client for client in range(len(registry)) if client not in trained),
         model=model,
         architectures=architectures,
         strategy=strategy,

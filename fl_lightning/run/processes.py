@@ -40,6 +40,8 @@ def shard(costs: Sequence[int], num_processes: int) -> list[tuple[int, ...]]:
             f"{num_processes} processes for {len(costs)} clients: set trainer.devices x num_nodes to at "
             f"most {len(costs)}"
         )
+    if num_processes == 1:
+        return [tuple(range(len(costs)))]
     loads = [0] * num_processes
     shards: list[list[int]] = [[] for _ in range(num_processes)]
     for client in sorted(range(len(costs)), key=lambda client: (-costs[client], client)):

@@ -63,15 +63,15 @@ def results_of(trainer: Any, client: ClientModule, data: FederatedDataModule, st
 
 
 def heuristics_of(run: Any) -> dict[str, dict[str, float]]:
-    """The training clients' metrics by predictions without learning, by name; empty if their task has none.
+    """The evaluated clients' metrics by predictions without learning, by name; empty if their task has none.
 
     Args:
         run: The run, put together; clients whose data are elsewhere have none.
     """
     clients = getattr(run.datamodule, "clients", None)
-    if clients is None or any(client is None for client in clients):
+    if clients is None or any(clients[client] is None for client in run.evaluated_clients):
         return {}
-    result: dict[str, dict[str, float]] = run.registry.task.heuristics([clients[c] for c in run.training_clients])
+    result: dict[str, dict[str, float]] = run.registry.task.heuristics([clients[c] for c in run.evaluated_clients])
     return result
 
 

@@ -71,9 +71,11 @@ def marks(run: Run, error: BaseException | None = None) -> Marks:
 def _chance(run: Run) -> float | None:
     """The validation metric if every client predicted the same for all its examples; None if the data are elsewhere."""
     clients = getattr(run.datamodule, "clients", None)
-    if not run.history or clients is None or any(client is None for client in clients):
+    if not run.history or clients is None:
         return None
-    mine = [clients[client] for client in run.training_clients]
+    mine = [clients[client] for client in run.evaluated_clients]
+    if any(client is None for client in mine):
+        return None
     try:
         reference = run.registry.task.reference(mine, run.registry.num_outputs)
     except Exception:  # of a user's own target; the report says so, and the run has its result

@@ -1,6 +1,7 @@
 """The state of a run between two rounds: the content of a checkpoint, captured from a run and restored to one."""
 
 import functools
+import hashlib
 import importlib.metadata
 import warnings
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from typing import Any, Literal
 
 from lightning.fabric.loggers.logger import Logger
 
+from fl_lightning.round.participation import MANY_CLIENTS
 from fl_lightning.round.payload import Payload
 from fl_lightning.run import checkpoint, settings
 from fl_lightning.run.assembly import Run
@@ -142,9 +144,17 @@ def identity(run: Run) -> dict[str, str]:
         "data (partition hash)": run.registry.partition_hash,
         "strategy": type(run.strategy).__name__,
         "model": shapes,
-        "training clients": str(run.training_clients),
+        "training clients": _named(run.training_clients),
         "seed": str(run.seed),
     }
+
+
+def _named(clients: Sequence[int]) -> str:
+    """Some clients in words; of very many, a digest."""
+    text = str(tuple(clients))
+    if len(clients) < MANY_CLIENTS:
+        return text
+    return f"{len(clients)} clients, SHA-256 {hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def _keyed(callbacks: Sequence[Callback]) -> dict[str, Callback]:

@@ -1,6 +1,7 @@
 import pytest
 
-from fl_lightning.round.participation import Participation, epochs_of
+from fl_lightning.kernels.randomness import generator
+from fl_lightning.round.participation import MANY_CLIENTS, Participation, epochs_of, some_of
 
 CLIENTS = tuple(range(20))
 
@@ -121,3 +122,11 @@ def test_settings_that_do_not_fit_the_federation() -> None:
         Participation(num_clients=5, held_out_fraction=0.2).training_clients(5, 0)
     with pytest.raises(ValueError, match=r"held_out_fraction=0.9 leaves no client of 3 to train"):
         Participation(held_out_fraction=0.9).training_clients(3, 0)
+
+
+def test_of_very_many_clients_each_is_as_likely() -> None:
+    drawn = [some_of(MANY_CLIENTS, 1000, generator(0, "draw", round_idx)) for round_idx in range(100)]
+    assert all(len(set(chosen)) == 1000 for chosen in drawn)
+    halves = sum(client < MANY_CLIENTS // 2 for chosen in drawn for client in chosen)
+    assert abs(halves - 50_000) < 5 * 100_000**0.5 / 2
+    assert some_of(MANY_CLIENTS, 1000, generator(0, "draw", 3)) == drawn[3]

@@ -20,14 +20,15 @@ diverges at the rates of the grid: with 0.3 the best round is round 11, with 0.1
 on. A loop of plain PyTorch, written apart from this package, diverges on the same data and steps in rounds 12 to 15 and
 47 to 51: it is the method.
 
-The controls are kept by the server, which sends θ and c - c_i instead of θ and c, and learns y_i and the sum of the
+The controls are kept by the server, for very many clients only of those that have responded, with their running mean.
+It sends θ and c - c_i instead of θ and c, and learns y_i and the sum of the
 gradients instead of y_i and the change of c_i: as many bytes, and no client whose update is lost can leave c behind.
 """
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -36,10 +37,12 @@ from fl_lightning.batches.base import Batch
 from fl_lightning.federation import Federation
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
+from fl_lightning.round.participation import MANY_CLIENTS
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.program import Change, LocalProgram
 from fl_lightning.round.stage import ClientOutput, Evaluation, Stage, StateSpec
 from fl_lightning.strategies.mixing.base import Mixing, equal_weights
+from fl_lightning.strategies.mixing.sparse_rows import SparseRows
 
 
 def corrected(
@@ -88,8 +91,10 @@ class SCAFFOLD(Mixing):
                 "momentum and model.gradient_clip_val null"
             )
         super().setup(federation)
-        self.controls = {
-            name: model.new_zeros(federation.num_clients, *model.shape[1:]) for name, model in self.models.items()
+        many = federation.num_clients >= MANY_CLIENTS
+        self.controls: dict[str, Any] = {
+            name: SparseRows(model[0]) if many else model.new_zeros(federation.num_clients, *model.shape[1:])
+            for name, model in self.models.items()
         }
 
     def mixing_matrix(self, upload: Payload) -> Tensor:
@@ -128,7 +133,9 @@ class SCAFFOLD(Mixing):
     def correction(self, name: str, clients: Sequence[int]) -> Tensor:
         """C - c_i, (C, *shape)."""
         controls = self.controls[name]
-        return controls.sum(dim=0) / len(self.federation.training_clients) - controls[list(clients)]
+        mean: Tensor = controls.sum(dim=0) / len(self.federation.training_clients)
+        own: Tensor = controls[list(clients)]
+        return mean - own
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
         """Update the controls of the clients that have taken a step, and average the models."""
