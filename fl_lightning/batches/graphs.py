@@ -145,7 +145,10 @@ class GraphBatch(Batch):
 
     @property
     def edge_operator(self) -> BlockSparse:
-        """An (N, N) operator whose entries off the diagonal are the edges, whatever their values are."""
+        """An (N, N) operator whose entries off the diagonal are the edges, whatever their values are.
+
+        Its ``entries`` are the attributes of edges, if edges have any.
+        """
         return self.adjacency if self.links is None else self.links
 
     @property
@@ -322,7 +325,16 @@ class GraphCollator(Collator):
             (num_nodes, num_nodes),
             num_clients,
             symmetric=not any(graph.is_directed for graph in graphs),
+            entries=None if weight_E is not None else self._attributes(graphs, index_2E.shape[1]),
         )
+
+    def _attributes(self, graphs: Sequence[ClientGraph], num_entries: int) -> Tensor | None:
+        """Attributes of all edges, then zeros for the loops, (num_entries, K); None if edges have none."""
+        attributes = [graph.edge_attr_EK for graph in graphs if graph.edge_attr_EK is not None]
+        if len(attributes) < len(graphs):
+            return None
+        attr_EK = torch.cat(attributes).to(self.exact_dtype)
+        return F.pad(attr_EK, (0, 0, 0, num_entries - len(attr_EK)))
 
     def _weights(self, graphs: Sequence[ClientGraph], num_entries: int) -> Tensor | None:
         """Weights of all edges, then those of the loops, which are 1; None if edges have none."""
@@ -341,7 +353,14 @@ class GraphCollator(Collator):
         edges_2E = _messages(graphs, num_nodes)
         ones = torch.ones(edges_2E.shape[1], dtype=self.operator_dtype)
         symmetric = not any(graph.is_directed for graph in graphs)
-        links = BlockSparse.from_coordinates(edges_2E, ones, (num_nodes, num_nodes), len(graphs), symmetric=symmetric)
+        links = BlockSparse.from_coordinates(
+            edges_2E,
+            ones,
+            (num_nodes, num_nodes),
+            len(graphs),
+            symmetric=symmetric,
+            entries=self._attributes(graphs, edges_2E.shape[1]),
+        )
         return links.to(self.device, self.operator_dtype)
 
     def _propagate(self, graphs: Sequence[ClientGraph], adjacency: BlockSparse) -> Tensor:

@@ -11,7 +11,7 @@ from fl_lightning.executors.sequential import SequentialExecutor
 from fl_lightning.executors.time_limit import check_time_limit
 from fl_lightning.executors.trial import own_code, why_not_stacked
 from fl_lightning.models.batch_norm import has_torch_norms
-from fl_lightning.models.plain import plain_parts
+from fl_lightning.models.plain import plain_alone
 from fl_lightning.round.client import ClientModule
 
 
@@ -30,8 +30,8 @@ def why_one_by_one(client: ClientModule) -> str:
         )
     if hooks := overridden(client, SEQUENTIAL):
         return f"{type(client).__name__} overrides {', '.join(hooks)}, which the stacked executor does not call"
-    if plain := [part for net in client.nets for part in plain_parts(net)]:
-        return f"{plain[0].plain_name} is a net of plain PyG layers"
+    if alone := [part for net in client.nets for part in plain_alone(net)]:
+        return f"model.net {alone[0].plain_name}: {alone[0].why_alone}"
     return ""
 
 

@@ -6,15 +6,17 @@ one kernel for the message passing of a whole federation.
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
 from fl_lightning.kernels.autograd import lead_with_clients, quick
-from fl_lightning.kernels.csr import csr_from_coo, csr_matmul
+from fl_lightning.kernels.csr import csr_from_coo, csr_matmul, with_values
 from fl_lightning.kernels.edge_products import Edges
+
+Made = TypeVar("Made")
 
 
 class BlockSparse:
@@ -26,18 +28,28 @@ class BlockSparse:
         matrix: CSR matrix of shape (C·N, C·M), with 32-bit indices.
         transposed: Its transpose, likewise; the same object if it is symmetric.
         num_blocks: C.
+        entries: What else every entry of the matrix has, (nnz, K), such as the attributes of edges; None for nothing.
     """
 
-    def __init__(self, matrix: Tensor, transposed: Tensor, num_blocks: int) -> None:
+    def __init__(self, matrix: Tensor, transposed: Tensor, num_blocks: int, entries: Tensor | None = None) -> None:
         self.matrix = matrix
         self.transposed = transposed
         self.num_blocks = num_blocks
+        self.entries = entries
+        self._derived: dict[tuple[Any, ...], Any] = {}
         self._facts: dict[tuple[Any, ...], Tensor] = {}
         self._origin: tuple[BlockSparse, Tensor, Tensor | None] | None = None
 
     @classmethod
     def from_coordinates(
-        cls, index: Tensor, values: Tensor, shape: tuple[int, int], num_blocks: int, *, symmetric: bool = False
+        cls,
+        index: Tensor,
+        values: Tensor,
+        shape: tuple[int, int],
+        num_blocks: int,
+        *,
+        symmetric: bool = False,
+        entries: Tensor | None = None,
     ) -> "BlockSparse":
         """Assemble from the coordinates of all clients.
 
@@ -47,12 +59,15 @@ class BlockSparse:
             shape: (N, M) of every block; smaller clients have empty rows and columns at their end.
             num_blocks: C.
             symmetric: Every block is symmetric.
+            entries: What else the entries have, (nnz, K); then no two coordinates may be equal.
         """
         size = (num_blocks * shape[0], num_blocks * shape[1])
         coo = torch.sparse_coo_tensor(index, values, size, check_invariants=False).coalesce()
         matrix = csr_from_coo(coo)
         transposed = matrix if symmetric else csr_from_coo(coo.t().coalesce())
-        return cls(matrix, transposed, num_blocks)
+        if entries is not None:
+            entries = entries[(index[0] * size[1] + index[1]).argsort()]
+        return cls(matrix, transposed, num_blocks, entries)
 
     @classmethod
     def incidence(cls, end: Tensor, mask: Tensor, num_nodes: int, dtype: torch.dtype) -> "BlockSparse":
@@ -83,7 +98,8 @@ class BlockSparse:
         """The same matrix elsewhere, or with values of another type."""
         matrix = self.matrix.to(device, dtype)
         transposed = matrix if self.transposed is self.matrix else self.transposed.to(device, dtype)
-        return BlockSparse(matrix, transposed, self.num_blocks)
+        entries = None if self.entries is None else self.entries.to(device, dtype)
+        return BlockSparse(matrix, transposed, self.num_blocks, entries)
 
     @cached_property
     def common(self) -> Tensor:
@@ -97,6 +113,14 @@ class BlockSparse:
     def edges(self) -> Edges:
         """What is not zero off the diagonal of square blocks, for products along edges."""
         return Edges(self.matrix, self.num_blocks)
+
+    def derived(self, make: Callable[..., Made], *settings: Any) -> Made:
+        """What a function makes of this operator and settings, which must be hashable; it is called once."""
+        asked = (make, *settings)
+        if asked not in self._derived:
+            self._derived[asked] = make(self, *settings)
+        made: Made = self._derived[asked]
+        return made
 
     def facts(self, find: Callable[..., Tensor], *settings: int) -> Tensor:
         """What a function finds of the rows of a square matrix, (C·N, S), see ``kernels/node_facts.py``.
@@ -142,7 +166,8 @@ class BlockSparse:
         matrix = _select(self.matrix, self.num_blocks, blocks, (num_rows, width))
         is_symmetric = self.transposed is self.matrix
         transposed = matrix if is_symmetric else _select(self.transposed, self.num_blocks, blocks, (width, num_rows))
-        selected = BlockSparse(matrix, transposed, len(blocks))
+        entries = self._entries(lambda numbered: _select(numbered, self.num_blocks, blocks, (num_rows, width)))
+        selected = BlockSparse(matrix, transposed, len(blocks), entries)
         first_B1 = (blocks * (len(self.matrix) // self.num_blocks))[:, None]
         selected._origin = self, (first_B1 + torch.arange(num_rows, device=blocks.device)).flatten(), None
         return selected
@@ -159,9 +184,17 @@ class BlockSparse:
         matrix = _moved(self.matrix, self.num_blocks, rows, mask)
         is_symmetric = self.transposed is self.matrix
         transposed = matrix if is_symmetric else _moved(self.transposed, self.num_blocks, rows, mask)
-        moved = BlockSparse(matrix, transposed, self.num_blocks)
+        entries = self._entries(lambda numbered: _moved(numbered, self.num_blocks, rows, mask))
+        moved = BlockSparse(matrix, transposed, self.num_blocks, entries)
         moved._origin = self, _rows_of_all(rows, self.num_blocks, len(self.matrix)), mask.flatten()
         return moved
+
+    def _entries(self, rearranged: Callable[[Tensor], Tensor]) -> Tensor | None:
+        """What the entries have after the matrix was rearranged."""
+        if self.entries is None:
+            return None
+        numbers = torch.arange(len(self.entries), device=self.entries.device)
+        return self.entries[rearranged(with_values(self.matrix, numbers)).values()]
 
 
 def _moved(matrix: Tensor, num_blocks: int, rows: Tensor, mask: Tensor) -> Tensor:

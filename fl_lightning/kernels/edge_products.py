@@ -27,30 +27,44 @@ class Edges:
     Args:
         matrix: Block-diagonal CSR matrix of the graphs (C·N x C·N); what is not zero is an edge, from column to row.
         num_blocks: C.
+
+    Attributes:
+        entry: Where the edges are among the entries of the matrix, int64, one number for each edge of any client.
+        row: The nodes that they lead to, within the whole matrix.
+        column: The nodes that they come from, likewise.
+        place: Where they are in (C, E), flat.
+        longest: E.
+        num_nodes: C·N.
+        dtype: Of the matrix.
     """
 
     def __init__(self, matrix: Tensor, num_blocks: int) -> None:
         row, column = coordinates(matrix)
-        is_edge = (row != column) & (matrix.values() != 0)
-        self._row, self._column = row[is_edge], column[is_edge]
-        self._like, self.num_blocks = matrix, num_blocks
-        block = self._row // (len(matrix) // num_blocks)
+        self.entry = ((row != column) & (matrix.values() != 0)).nonzero().flatten()
+        self.row, self.column = row[self.entry], column[self.entry]
+        self._like, self.num_blocks, self.num_nodes, self.dtype = matrix, num_blocks, len(matrix), matrix.dtype
+        block = self.row // (len(matrix) // num_blocks)
         count_C = block.bincount(minlength=num_blocks)
         self.longest = max(1, int(count_C.max()))
-        """E."""
         first_C = count_C.cumsum(0) - count_C
-        self._place = block * self.longest + torch.arange(len(block), device=block.device) - first_C[block]
+        self.place = block * self.longest + torch.arange(len(block), device=block.device) - first_C[block]
+
+    def placed(self, value_VK: Tensor) -> Tensor:
+        """Values of all edges, (V, K), where (C, E) has them, (C·E, K); 0 for padding."""
+        return value_VK.new_zeros(self.num_blocks * self.longest, *value_VK.shape[1:]).index_copy(
+            0, self.place, value_VK
+        )
 
     @cached_property
     def _forwards(self) -> tuple[Tensor, Tensor]:
         """A CSR matrix of zeros with the edges as entries, and where each of them lies in (C, E), flat."""
-        return self._matrix(self._row, self._column), self._place
+        return self._matrix(self.row, self.column), self.place
 
     @cached_property
     def _backwards(self) -> tuple[Tensor, Tensor]:
         """The same of the edges turned round."""
-        order = self._column.argsort(stable=True)
-        return self._matrix(self._column[order], self._row[order]), self._place[order]
+        order = self.column.argsort(stable=True)
+        return self._matrix(self.column[order], self.row[order]), self.place[order]
 
     def _matrix(self, row: Tensor, column: Tensor) -> Tensor:
         crow = torch.searchsorted(row, torch.arange(len(self._like) + 1, device=row.device), out_int32=True)
@@ -74,9 +88,9 @@ class Edges:
 
     def maxima(self, value_KE: Tensor) -> Tensor:
         """What :func:`edge_maxima` returns for all clients, (K, M); likewise."""
-        value_KV = value_KE[:, self._place]
+        value_KV = value_KE[:, self.place]
         lowest_KM = value_KE.new_full((len(value_KE), len(self._like)), -torch.inf)
-        return lowest_KM.scatter_reduce(1, self._row.expand_as(value_KV), value_KV, "amax")
+        return lowest_KM.scatter_reduce(1, self.row.expand_as(value_KV), value_KV, "amax")
 
 
 @quick

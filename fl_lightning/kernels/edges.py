@@ -191,7 +191,7 @@ def _with_values(operator: BlockSparse, values: list[Tensor]) -> BlockSparse:
     matrix = with_values(operator.matrix, values.pop(0))
     symmetric = operator.transposed is operator.matrix
     transposed = matrix if symmetric else with_values(operator.transposed, values.pop(0))
-    return BlockSparse(matrix, transposed, operator.num_blocks)
+    return BlockSparse(matrix, transposed, operator.num_blocks, operator.entries)
 
 
 def mask_columns(key: Tensor, operator: BlockSparse, probability: float) -> BlockSparse:

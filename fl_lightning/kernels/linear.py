@@ -14,11 +14,16 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Map (..., in_features) to (..., out_features)."""
-        bias = self.weight.new_zeros(self.weight.shape[:-1]) if self.bias is None else self.bias
-        if input.shape[:-2] != self.weight.shape[:-2] or input.dim() == 1:
-            return input @ self.weight.mT + bias.unsqueeze(-2)
-        mapped: Tensor = _Affine.apply(input, self.weight, bias)  # type: ignore[no-untyped-call]
-        return mapped
+        return linear(input, self.weight, self.bias)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Do what ``torch.nn.functional.linear`` does; weight and bias may have leading client dimensions, like x."""
+    bias = weight.new_zeros(weight.shape[:-1]) if bias is None else bias
+    if x.shape[:-2] != weight.shape[:-2] or x.dim() == 1:
+        return x @ weight.mT + bias.unsqueeze(-2)
+    mapped: Tensor = _Affine.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+    return mapped
 
 
 def add_bias(product: Tensor, bias: Tensor) -> Tensor:

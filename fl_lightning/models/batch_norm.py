@@ -57,23 +57,69 @@ class BatchNorm(nn.Module):
         Raises:
             ValueError: In training, only one example of a client counts.
         """
-        mean: Tensor = self.running_mean
-        variance: Tensor = self.running_var
-        if self.training:
-            wide = x.to(torch.promote_types(x.dtype, mean.dtype))
-            weight = mask.unsqueeze(-1).to(wide)
-            count = weight.sum(dim=-2)
-            if mask.device.type == "cpu" and not is_batchedtensor(mask):
-                refuse_one(mask)
-            mean = (wide * weight).sum(dim=-2) / count.clamp(min=1)
-            variance = ((wide - mean.unsqueeze(-2)).square() * weight).sum(dim=-2) / count.clamp(min=1)
-            with torch.no_grad():
-                share = torch.where(count > 1, self.momentum, 0.0)  # of one example there is no variance
-                unbiased = variance * count / (count - 1).clamp(min=1)
-                for running, new in ((self.running_mean, mean), (self.running_var, unbiased)):
-                    running.add_((share * (new.detach() - running)).to(running.dtype))
-        scale = self.weight * (variance + self.eps).rsqrt()
-        return (x * scale.unsqueeze(-2) + (self.bias - mean * scale).unsqueeze(-2)).to(x.dtype)
+        return normalize(
+            x,
+            mask,
+            (self.running_mean, self.running_var),
+            self.weight,
+            self.bias,
+            training=self.training,
+            momentum=self.momentum,
+            eps=self.eps,
+        )
+
+
+def normalize(
+    x: Tensor,
+    mask: Tensor,
+    running: tuple[Tensor, Tensor] | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Tensor:
+    """What :class:`BatchNorm` computes, with the same shapes.
+
+    Args:
+        x: The examples.
+        mask: Which of them count for the statistics.
+        running: Running mean and variance, which training changes; None to use the batch's in evaluation too.
+        weight: The scale after normalization; None for 1.
+        bias: The shift after normalization; None for 0.
+        training: Whether to use the batch's statistics.
+        momentum: Weight of the batch's statistics in the new running ones.
+        eps: Added to the variance.
+
+    Raises:
+        ValueError: In training, only one example of a client counts.
+    """
+    if running is None or training:
+        wide = x if running is None else x.to(torch.promote_types(x.dtype, running[0].dtype))
+        share = mask.unsqueeze(-1).to(wide)
+        count = share.sum(dim=-2)
+        if training and mask.device.type == "cpu" and not is_batchedtensor(mask):
+            refuse_one(mask)
+        mean = (wide * share).sum(dim=-2) / count.clamp(min=1)
+        variance = ((wide - mean.unsqueeze(-2)).square() * share).sum(dim=-2) / count.clamp(min=1)
+        if running is not None:
+            _follow(running, mean.detach(), variance.detach(), count, momentum)
+    else:
+        mean, variance = running
+    scale = (variance + eps).rsqrt()
+    scale = scale if weight is None else weight * scale
+    shift = -mean * scale if bias is None else bias - mean * scale
+    return (x * scale.unsqueeze(-2) + shift.unsqueeze(-2)).to(x.dtype)
+
+
+@torch.no_grad()
+def _follow(running: tuple[Tensor, Tensor], mean: Tensor, variance: Tensor, count: Tensor, momentum: float) -> None:
+    """Move running statistics toward those of a batch."""
+    share = momentum * (count > 1).to(mean)  # of one example there is no variance
+    unbiased = variance * count / (count - 1).clamp(min=1)
+    for statistic, new in zip(running, (mean, unbiased), strict=True):
+        statistic.add_((share * (new - statistic)).to(statistic.dtype))
 
 
 def refuse_one(mask: Tensor) -> None:
@@ -128,8 +174,13 @@ def statistics_of(net: nn.Module) -> frozenset[str]:
 
 
 def has_torch_norms(net: nn.Module) -> bool:
-    """Whether the net has PyTorch layers that normalize over examples, including padding."""
-    return any(isinstance(layer, TORCH_NORMS) for layer in net.modules())
+    """Whether the net has PyTorch layers that normalize over examples, including padding.
+
+    Parts of it that leave padding out of such layers have a ``why_alone`` (``models/plain.py``) that is empty.
+    """
+    if getattr(net, "why_alone", None) is not None:
+        return False
+    return isinstance(net, TORCH_NORMS) or any(map(has_torch_norms, net.children()))
 
 
 def norm_parameters(net: nn.Module) -> tuple[str, ...]:

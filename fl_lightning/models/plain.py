@@ -2,7 +2,9 @@
 
 A net of this package maps a batch to a ``NetOutput``. A user's or PyG's net maps ``(x, edge_index)`` (or a PyG
 ``data``) to logits, to logits and an embedding, or to an embedding alone; :func:`fitted` finds out which and wraps it.
-It computes on one client's graph at a time, so the sequential executor runs it.
+Its layers are exchanged for ones that compute on a stack of clients, with the same parameters (``models/stacked``);
+what else it computes runs under ``torch.vmap``. Where that is impossible, :attr:`PlainNet.why_alone` says why, and it
+computes on one client's graph at a time.
 """
 
 import contextlib
@@ -14,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fl_lightning.batches.graphs import GraphBatch
 from fl_lightning.models.batch_norm import adopt_statistics
 from fl_lightning.models.output import NetOutput
 from fl_lightning.models.plain_inputs import (
@@ -47,10 +50,13 @@ class PlainNet(nn.Module):
         embedding_channels: Width of the embedding.
         takes_edge_weight: Whether ``forward`` reads the weights of edges.
         takes_edge_attr: Whether it reads their attributes.
+        why_alone: Why it computes on one client's graph at a time; empty if it computes on a stack of clients.
+        takes_stacks: Whether it computes on a stack without ``vmap``, as a net of known layers alone does.
+        has_dropout: Whether dropout drops anything in training.
 
     Shapes:
-        batch: Of one client. logits ``(N, num_outputs)``; embedding: the input of the module's last layer if the
-        logits are the module's own, else the input of the head.
+        batch: Of one client, also under ``vmap``, or a stack. logits ``(N, num_outputs)``; embedding: the input of the
+        module's last layer if the logits are the module's own, else the input of the head.
 
     Raises:
         ValueError: The module does not return one row of numbers for each node, or cannot be a client's net.
@@ -90,8 +96,37 @@ class PlainNet(nn.Module):
             self._head = ADDED_HEAD
         if taken := [name for name in (*self._modules, *self._parameters, *self._buffers) if hasattr(PlainNet, name)]:
             raise ValueError(f"{self.plain_name} has a part called {taken[0]}, which is taken: rename it")
+        self._stacked: tuple[nn.Module, ...] = ()
+        self.why_alone, self.takes_stacks, self.has_dropout = "it has not been tried", False, True
         self.train(net.training)
         self.embedding_channels: int = trial.embedding_of(self).shape[-1]
+        self._stack(num_features, trial)
+
+    def _stack(self, num_features: int, trial: Trial) -> None:
+        """Exchange the layers, and try them."""
+        from fl_lightning.models.stacked.exchange import exchanged, foreign
+        from fl_lightning.models.stacked.graph import NotStackable
+        from fl_lightning.models.stacked.trial import try_on_stack
+
+        attributes = trial.graph.edge_attr
+        self.why_alone = ""
+        try:
+            self._stacked = (exchanged(self._net[0], self._head),)
+            self.takes_stacks = not any(foreign(self._stacked[0]))
+            try_on_stack(
+                self,
+                num_features,
+                weighted=self.takes_edge_weight,
+                num_attributes=None if attributes is None else attributes.shape[1],
+            )
+        except NotStackable as error:
+            self._stacked, self.takes_stacks, self.why_alone = (), False, str(error)
+        self.train(self.training)
+
+    @property
+    def stacked_net(self) -> nn.Module:
+        """The module with its layers exchanged."""
+        return self._stacked[0]
 
     @property
     def plain_name(self) -> str:
@@ -102,7 +137,7 @@ class PlainNet(nn.Module):
     def whole_module(self) -> nn.Module | None:
         """The module itself, with the same parameters; None if a head was added, so that it has no logits."""
         net = self._net[0]
-        return None if self._head and self._head not in net._modules and "." not in self._head else net
+        return None if self._head_is_added else net
 
     @property
     def head_names(self) -> tuple[str, ...]:
@@ -111,30 +146,43 @@ class PlainNet(nn.Module):
 
     def train(self, mode: bool = True) -> "PlainNet":
         """Also set the mode of the module itself, which is not registered."""
-        self._net[0].train(mode)
+        for net in (*self._net, *self._stacked):
+            net.train(mode)
         return super().train(mode)
 
     def forward(self, batch: Any) -> NetOutput:
-        """Run the module on the client's graph; in training, its random draws follow from the batch's key."""
-        with _drawn_by(batch.key) if self.training else contextlib.nullcontext():
-            return self._run(batch.plain)
+        """Run the module; in training, its random draws follow from the batch's key."""
+        if not self.why_alone and isinstance(batch, GraphBatch):
+            from fl_lightning.models.stacked.graph import StackedGraph  # takes a second
 
-    def _run(self, graph: Any) -> NetOutput:
-        net = self._net[0]
+            with StackedGraph(batch, has_dropout=self.has_dropout) as graph:
+                return self._run(self.stacked_net, graph)
+        with _drawn_by(batch.key) if self.training else contextlib.nullcontext():
+            return self._run(self._net[0], batch.plain)
+
+    def _run(self, net: nn.Module, graph: Any) -> NetOutput:
         if not self._head:
             result = self._inputs(net, graph)
             return NetOutput(*result[:2]) if isinstance(result, tuple) else NetOutput(result, result)
-        head = self.get_submodule(self._head)
-        if self._head not in net._modules and "." not in self._head:
+        if self._head_is_added:
             result = self._inputs(net, graph)
-            return NetOutput(head(result), result)
+            return NetOutput(self.get_submodule(self._head)(result), result)
         seen: list[Any] = []
+        head = net.get_submodule(self._head)
         hook = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
         try:
             result = self._inputs(net, graph)
         finally:
             hook.remove()
-        return NetOutput(*result[:2]) if isinstance(result, tuple) else NetOutput(result, seen[-1])
+        return (
+            NetOutput(*result[:2])
+            if isinstance(result, tuple)
+            else NetOutput(result, getattr(seen[-1], "dense", seen[-1]))
+        )
+
+    @property
+    def _head_is_added(self) -> bool:
+        return bool(self._head) and self._head not in self._net[0]._modules and "." not in self._head
 
 
 @contextlib.contextmanager
@@ -146,8 +194,13 @@ def _drawn_by(key: Tensor) -> Iterator[None]:
 
 
 def plain_parts(net: nn.Module) -> list[PlainNet]:
-    """The plain PyG modules in a net; they compute on one client's graph at a time."""
+    """The plain PyG modules in a net."""
     return [part for part in net.modules() if isinstance(part, PlainNet)]
+
+
+def plain_alone(net: nn.Module) -> list[PlainNet]:
+    """Those of them that compute on one client's graph at a time."""
+    return [part for part in plain_parts(net) if part.why_alone]
 
 
 def name_of(net: nn.Module) -> str:

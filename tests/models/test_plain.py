@@ -15,6 +15,7 @@ from torch_geometric.nn import GAT, GCN, BatchNorm, GCNConv, GraphSAGE, NNConv
 
 import fl_lightning
 from fl_lightning import ClientModule, SequentialExecutor
+from fl_lightning.batches.base import single
 from fl_lightning.callbacks import FederatedCheckpoint
 from fl_lightning.models import PlainNet, PyGNet
 from fl_lightning.models.batch_norm import statistics_of
@@ -76,10 +77,9 @@ def test_plain_nets_train(kind: str, make_trainer: Any, federation: Any) -> None
     net, width = NETS[kind]
     model = ClientModule(net)
     trainer = make_trainer(num_rounds=4)
-    with pytest.warns(UserWarning, match="is a net of plain PyG layers: clients are run one after another"):
-        trainer.fit(model, federation, FedAvg(num_epochs=3))
+    trainer.fit(model, federation, FedAvg(num_epochs=3))
     assert trainer.run.history[-1]["train/loss"] < trainer.run.history[0]["train/loss"]
-    batch = trainer.run.executor.collator([0])
+    batch = single(trainer.run.executor.collator([0]))
     output = model.output(model.parameter_dict(), batch)
     assert output.logits.shape == (federation.clients[0].num_nodes, 3)
     assert output.embedding.shape[-1] == width
@@ -100,8 +100,7 @@ def test_the_embedding_is_what_the_last_layer_reads() -> None:
 
 def test_an_added_head_can_stay_local(make_trainer: Any, federation: Any) -> None:
     trainer = make_trainer(num_rounds=1)
-    with pytest.warns(UserWarning, match="plain PyG layers"):
-        trainer.fit(ClientModule(Encoder), federation, FedPer())
+    trainer.fit(ClientModule(Encoder), federation, FedPer())
     assert {name.partition(".")[0] for name in trainer.run.executor.state().parameters} == {"conv", "head"}
     assert set(trainer.run.strategy.kept_local) == {"head.weight", "head.bias"}
 
@@ -196,9 +195,8 @@ def test_parameters_buffers_and_mode_of_the_module_itself() -> None:
 def test_buffers_that_training_changes_stay_with_their_client_or_are_shared(make_trainer: Any, federation: Any) -> None:
     means = {}
     for kind in ("personal", "shared"):
-        trainer = make_trainer(num_rounds=2)
-        with pytest.warns(UserWarning, match="plain PyG layers"):
-            trainer.fit(ClientModule(Bare, running_statistics=kind), federation, FedAvg(num_epochs=1))
+        trainer = make_trainer(num_rounds=2, executor=SequentialExecutor())
+        trainer.fit(ClientModule(Bare, running_statistics=kind), federation, FedAvg(num_epochs=1))
         sent = set(trainer.run.strategy.shared)
         assert ("mean" in sent) == (kind == "shared")
         means[kind] = trainer.run.executor.state().parameters["mean"]
@@ -267,8 +265,7 @@ def test_an_instance_is_where_all_clients_start(make_trainer: Any, federation: A
     net = GAT(in_channels=6, hidden_channels=8, num_layers=2, out_channels=3)
     own = {name: value.clone() for name, value in net.state_dict().items()}
     trainer = make_trainer(num_rounds=1)
-    with pytest.warns(UserWarning, match="GAT is a net of plain PyG layers"):
-        trainer.fit(ClientModule(net), federation, FedAvg(num_epochs=1))
+    trainer.fit(ClientModule(net), federation, FedAvg(num_epochs=1))
     start, state = trainer.run.architectures[0], trainer.run.executor.state().parameters
     assert start.keys() == own.keys() == state.keys()
     assert all(torch.equal(start[name], own[name]) for name in own)
@@ -314,8 +311,7 @@ def test_the_last_layer_stays_local_whatever_its_name(
     for personal in (None, [kept]):
         trainer = make_trainer(num_rounds=2)
         given = strategy() if personal is None else strategy(personal=personal)
-        with pytest.warns(UserWarning, match="plain PyG layers"):
-            trainer.fit(ClientModule(TwoLayers), federation, given)
+        trainer.fit(ClientModule(TwoLayers), federation, given)
         assert trainer.run.strategy.kept_local == ("conv2.bias", "conv2.lin.weight")
         trainers.append(trainer)
     one, other = (trainer.run.executor.state().parameters for trainer in trainers)
@@ -390,8 +386,7 @@ def test_models_of_pyg_without_edge_dim_are_not_given_attributes() -> None:
 
 def test_checkpoints_have_the_modules_own_names(make_trainer: Any, federation: Any, tmp_path: Path) -> None:
     strategy, trainer = Local(num_epochs=1), make_trainer(num_rounds=1, callbacks=[FederatedCheckpoint()])
-    with pytest.warns(UserWarning, match="plain PyG layers"):
-        trainer.fit(ClientModule(TwoLayers), federation, strategy)
+    trainer.fit(ClientModule(TwoLayers), federation, strategy)
     (path,) = (trainer.run.folder / "checkpoints").glob("best.ckpt")
     content = torch.load(path, weights_only=True)
     assert set(content["clients"]["parameters"]) == set(TwoLayers(6, 3).state_dict())

@@ -39,7 +39,7 @@ from fl_lightning.batches.base import single
 from fl_lightning.federation import Federation
 from fl_lightning.kernels.block_sparse import block_matmul
 from fl_lightning.kernels.randomness import derive_key, generator
-from fl_lightning.models.plain import plain_parts
+from fl_lightning.models.plain import plain_alone
 from fl_lightning.models.pseudo_node_generator import PseudoNodeGenerator, nearest_neighbor_graph
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
@@ -240,7 +240,7 @@ def taught(client: ClientModule, teachers: Parameters, batch: GraphBatch) -> Ten
     def logits_of(parameters: dict[str, Tensor]) -> Tensor:
         return client.output(parameters, batch).logits
 
-    if plain_parts(client.net):  # vmap does not support them
+    if plain_alone(client.net):
         count = len(next(iter(teachers.values())))
         return torch.stack(
             [logits_of({name: tensor[row] for name, tensor in teachers.items()}) for row in range(count)]

@@ -1,0 +1,46 @@
+"""PyG's layer normalization on a stack of clients, without padding.
+
+Shape legend: N nodes of one client, D width. On a stack everything has a leading C.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn as pyg
+from torch import Tensor, nn
+
+from fl_lightning.models.stacked.graph import NotStackable, StackedGraph
+
+
+class StackedLayerNorm(nn.Module):
+    """Over all nodes of a graph (``mode="graph"``), or over each."""
+
+    in_channels: int
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+    mode: str
+
+    @staticmethod
+    def options(layer: pyg.LayerNorm) -> dict[str, bool]:
+        """Which options are supported."""
+        return {f"mode={layer.mode}": layer.mode in ("graph", "node")}
+
+    def forward(self, x: Any, batch: Any = None, batch_size: Any = None) -> Tensor:
+        """Normalize (N, D)."""
+        if self.mode == "node":
+            return F.layer_norm(x, (self.in_channels,), self.weight, self.bias, self.eps)
+        if batch is not None:
+            raise NotStackable("it normalizes over the graphs of a batch")
+        graph = StackedGraph.current()
+        mask_N1 = graph.rows(x).unsqueeze(-1).to(x.dtype)
+        count_11 = (mask_N1.sum(dim=-2, keepdim=True) * x.shape[-1]).clamp(min=1)
+        mean_11 = (x * mask_N1).sum(dim=(-2, -1), keepdim=True) / count_11
+        centered_ND = x - mean_11
+        variance_11 = ((centered_ND * mask_N1).square()).sum(dim=(-2, -1), keepdim=True) / count_11
+        deviation_11 = torch.where(variance_11 > 0, variance_11, 1.0).sqrt() * (variance_11 > 0)
+        out_ND: Tensor = centered_ND / (deviation_11 + self.eps)
+        if self.weight is not None and self.bias is not None:
+            out_ND = out_ND * self.weight.unsqueeze(-2) + self.bias.unsqueeze(-2)
+        return out_ND

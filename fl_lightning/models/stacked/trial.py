@@ -1,0 +1,187 @@
+"""Whether a user's module computes the same on a stack of clients as on each client's graph: it is tried."""
+
+import contextlib
+import copy
+import functools
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+
+from fl_lightning.batches.client_graph import ClientGraph
+from fl_lightning.batches.graphs import GraphBatch, GraphCollator, PlainGraph
+from fl_lightning.models.stacked.graph import NotStackable
+
+#: Nodes of the graphs, so that most of them are padded.
+SIZES = (8, 5, 2)
+#: How far results may be apart, in units of the type's precision.
+TOLERANCE = 1e4
+
+
+def try_on_stack(net: Any, num_features: int, *, weighted: bool, num_attributes: int | None) -> None:
+    """Compare logits, and gradients in all parameters, on a stack of small graphs with those of one at a time.
+
+    Args:
+        net: The net (``models/plain.py``).
+        num_features: Width of the features.
+        weighted: Whether edges have weights.
+        num_attributes: Width of the attributes of edges; None for none.
+
+    Raises:
+        NotStackable: They differ, or the net cannot be run on a stack.
+    """
+    net = copy.deepcopy(net)
+    net.has_dropout = False
+    like = next(net.parameters(), torch.zeros(()))
+    members = _graphs(num_features, weighted=weighted, num_attributes=num_attributes)
+    to: dict[str, Any] = {"device": like.device, "dtype": like.dtype}
+    whole = _noisy(GraphCollator(members, layout={"sparse_features": False}, **to)(range(len(members))))
+    generator = torch.Generator().manual_seed(1)
+    start = {}
+    for name, parameter in net.named_parameters():  # moved, so that what begins at zero is seen
+        noise = 0.1 * torch.randn(len(members), *parameter.shape, generator=generator).to(parameter)
+        start[name] = parameter.detach() + (noise if parameter.requires_grad else torch.zeros_like(noise))
+    for training in (True, False):
+        net.train(training)
+        with _running(net) as innermost:
+            try:
+                together = _results(net, start, functools.partial(_together, net, batch=whole))
+            except Exception as error:  # it is the user's code
+                said = str(error).strip().partition("\n")[0]
+                why = said if isinstance(error, NotStackable) else f"{type(error).__name__}: {said}"
+                raise NotStackable(f"{innermost()} does not run on a stack of clients ({why})") from error
+        for row, member in enumerate(members):
+            alone = SimpleNamespace(plain=PlainGraph(member, **to), key=torch.tensor(0))
+            rows = {name: value[row] for name, value in start.items()}
+            with _WithoutDropout():
+                expected = _results(net, rows, functools.partial(_logits, net, batch=alone))
+            for name, value in expected.items():
+                found = together[name][row]
+                if not _close(found if name else found[: member.num_nodes], value):
+                    what = f"a gradient of {name}" if name else "outputs"
+                    raise NotStackable(
+                        f"{net.plain_name}.forward has {what} on a stack of clients that it does not have on one "
+                        "graph, as if it computed across nodes other than by layers that are known there"
+                    )
+
+
+def _graphs(num_features: int, *, weighted: bool, num_attributes: int | None) -> list[ClientGraph]:
+    """Random directed graphs, one node of each without edges."""
+    generator = torch.Generator().manual_seed(0)
+    made = []
+    for size in SIZES:
+        edge_NN = torch.rand(size, size, generator=generator) < 0.6
+        edge_NN.fill_diagonal_(False)
+        edge_NN[-1], edge_NN[:, -1] = False, False
+        edges_2E = edge_NN.nonzero().t()
+        count, nothing = edges_2E.shape[1], torch.zeros(size, dtype=torch.bool)
+        weight_E = torch.rand(count, generator=generator) + 0.5
+        attr_EK = torch.randn(count, num_attributes or 0, generator=generator)
+        made.append(
+            ClientGraph(
+                name="trial",
+                x_NF=torch.randn(size, num_features, generator=generator),
+                edge_index_2E=edges_2E,
+                y_N=torch.zeros(size, dtype=torch.int64),
+                node_idx_N=torch.arange(size),
+                train_mask_N=nothing,
+                val_mask_N=nothing,
+                test_mask_N=nothing,
+                edge_weight_E=weight_E if weighted else None,
+                edge_attr_EK=None if num_attributes is None else attr_EK,
+                is_directed=True,
+            )
+        )
+    return made
+
+
+def _noisy(batch: GraphBatch) -> GraphBatch:
+    """The batch with large features where it is padded, which must not matter."""
+    x_CNF, propagated_CNF = batch.x, batch.propagated_x
+    assert x_CNF is not None
+    assert propagated_CNF is not None
+    noise_CNF = 100 * torch.randn(x_CNF.shape, generator=torch.Generator().manual_seed(2)).to(x_CNF)
+    noise_CNF = noise_CNF * ~batch.node_mask.unsqueeze(-1)
+    return batch.replace({"x": x_CNF + noise_CNF, "propagated_x": propagated_CNF + noise_CNF})
+
+
+class _WithoutDropout(TorchFunctionMode):
+    """A context in which nothing is dropped."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        return (args or (kwargs.get("input"),))[0] if func in (F.dropout, torch.dropout) else func(*args, **kwargs)
+
+
+def _logits(net: nn.Module, parameters: dict[str, Tensor], batch: Any) -> Tensor:
+    result: Tensor = functional_call(net, parameters, (batch,), tie_weights=False).logits
+    return result
+
+
+def _together(net: Any, parameters: dict[str, Tensor], batch: GraphBatch) -> Tensor:
+    if net.takes_stacks:
+        return _logits(net, parameters, batch)
+    mapped: Tensor = torch.vmap(lambda p, t: _logits(net, p, batch.replace(t)))(parameters, batch.tensors())
+    return mapped
+
+
+def _results(
+    net: nn.Module, start: dict[str, Tensor], compute: Callable[[dict[str, Tensor]], Tensor]
+) -> dict[str, Tensor]:
+    """Logits, under an empty name, and the gradients of a function of them that has no others for padding."""
+    trained = [name for name, parameter in net.named_parameters() if parameter.requires_grad]
+    leaves = {name: value.detach().clone().requires_grad_(name in trained) for name, value in start.items()}
+    with torch.random.fork_rng([]):
+        logits = compute({name: value if name in trained else value.clone() for name, value in leaves.items()})
+    results = {"": logits.detach()}
+    if logits.requires_grad:
+        rows = [logits] if logits.dim() == 2 else [each[:size] for each, size in zip(logits, SIZES, strict=True)]
+        total = torch.stack([(row * torch.linspace(1, 2, row.numel()).to(row).view_as(row)).sum() for row in rows])
+        gradients = torch.autograd.grad(total.sum(), [leaves[name] for name in trained], allow_unused=True)
+        results |= {
+            name: torch.zeros_like(leaves[name]) if gradient is None else gradient
+            for name, gradient in zip(trained, gradients, strict=True)
+        }
+    return results
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    """Whether results agree within the tolerance, in the scale of the largest of them."""
+    scale = max(1.0, float(other.abs().max()) if other.numel() else 1.0)
+    return one.shape == other.shape and bool(
+        ((one - other).abs() <= TOLERANCE * torch.finfo(other.dtype).eps * scale).all()
+    )
+
+
+@contextlib.contextmanager
+def _running(net: Any) -> Iterator[Callable[[], str]]:
+    """A context in which it is known which layer runs: the innermost one that has begun and not ended."""
+    names = {id(layer): name for name, layer in net.stacked_net.named_modules()}
+    begun: list[nn.Module] = []
+
+    def begin(layer: nn.Module, inputs: Any) -> None:
+        if id(layer) in names:
+            begun.append(layer)
+
+    def end(layer: nn.Module, inputs: Any, output: Any) -> None:
+        if id(layer) in names:
+            begun.pop()
+
+    hooks = [register_module_forward_pre_hook(begin), register_module_forward_hook(end)]
+
+    def innermost() -> str:
+        layer = begun[-1] if begun else net.stacked_net
+        kind = type(layer).__name__.removeprefix("Stacked")
+        return f"{names[id(layer)]} ({kind})" if names[id(layer)] else f"{kind}.forward"
+
+    try:
+        yield innermost
+    finally:
+        for hook in hooks:
+            hook.remove()
