@@ -85,7 +85,7 @@ class StackedExecutor(StackedClients):
         self.allocate = on_disk(storage_folder) if storage == "disk" else in_memory
 
     def suited(self, client: ClientModule) -> Executor:
-        """This executor, or the sequential one for a client with hooks of its own or a net of plain PyG layers."""
+        """This executor, or the sequential one for a client with hooks of its own or a PyG net that needs it."""
         return handed_over(client) or self
 
     def tried(

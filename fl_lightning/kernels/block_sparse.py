@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import Function
 
 from fl_lightning.kernels.autograd import lead_with_clients, quick
@@ -109,16 +110,20 @@ class BlockSparse:
         parts = (self.matrix.crow_indices(), self.matrix.col_indices() % width, self.matrix.values())
         return torch.sparse_csr_tensor(*parts, size, check_invariants=False)
 
-    @cached_property
+    @property
     def edges(self) -> Edges:
         """What is not zero off the diagonal of square blocks, for products along edges."""
-        return Edges(self.matrix, self.num_blocks)
+        return self.derived(_edges)
 
     def derived(self, make: Callable[..., Made], *settings: Any) -> Made:
-        """What a function makes of this operator and settings, which must be hashable; it is called once."""
+        """What a function makes of this operator and settings, which must be hashable; it is called once.
+
+        It is called outside all transforms of ``torch.func``, whose tensors may not outlive them.
+        """
         asked = (make, *settings)
         if asked not in self._derived:
-            self._derived[asked] = make(self, *settings)
+            with temporarily_clear_interpreter_stack(), torch.no_grad():
+                self._derived[asked] = make(self, *settings)
         made: Made = self._derived[asked]
         return made
 
@@ -195,6 +200,10 @@ class BlockSparse:
             return None
         numbers = torch.arange(len(self.entries), device=self.entries.device)
         return self.entries[rearranged(with_values(self.matrix, numbers)).values()]
+
+
+def _edges(operator: BlockSparse) -> Edges:
+    return Edges(operator.matrix, operator.num_blocks)
 
 
 def _moved(matrix: Tensor, num_blocks: int, rows: Tensor, mask: Tensor) -> Tensor:

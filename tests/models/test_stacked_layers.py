@@ -146,7 +146,7 @@ def results(net: PlainNet, start: dict[str, Tensor], batch: Any, *, how: str = "
     return found.detach(), {**dict(zip(trained, pulled, strict=True)), **moved}
 
 
-@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("weighted", [pytest.param(False, marks=pytest.mark.full), True], ids=["plain", "weighted"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_stack_computes_what_pyg_does(name: str, weighted: bool) -> None:
     torch.manual_seed(0)
