@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from fl_lightning.batches import ClientGraph
 from fl_lightning.batches.base import single
-from fl_lightning.batches.graphs import PlainGraph
+from fl_lightning.batches.plain_graph import PlainGraph
 from fl_lightning.models import PlainNet
 
 WIDTH = 4  # of all layers; not that of the classes

@@ -15,7 +15,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 
 from fl_lightning.batches.client_graph import ClientGraph
-from fl_lightning.batches.graphs import GraphBatch, GraphCollator, PlainGraph
+from fl_lightning.batches.graphs import GraphBatch, GraphCollator
+from fl_lightning.batches.plain_graph import PlainGraph
 from fl_lightning.models.stacked.graph import NotStackable
 
 #: Nodes of the graphs, so that most of them are padded.
