@@ -19,6 +19,12 @@ from fl_lightning.remote.schema import WrongMessage, shown
 from fl_lightning.strategies import Strategy
 from fl_lightning.tasks import task_of
 
+#: What to do about facts that sites must have in common.
+_REMEDY = {
+    "task": "Give all sites the same kind of target",
+    "num_features": "Give all sites the same features; clients with features of their own train on one machine",
+}
+
 
 class Elsewhere(Collator):
     """Stands for batches of clients whose data are at their sites."""
@@ -111,7 +117,7 @@ class RemoteData(LightningDataModule):
         for fact in ("task", "num_features"):
             values = {name: card[fact] for name, card in zip(names, clients, strict=True)}
             if any(value != clients[0][fact] for value in values.values()):
-                raise ValueError(f"the sites' {fact} must be the same: {values}")
+                raise ValueError(f"the sites' {fact} must be the same: {values}. {_REMEDY[fact]}")
         self._check_classes(names, clients)
         called = [card["name"] for card in clients]
         if len(set(called)) < len(called):

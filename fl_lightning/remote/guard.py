@@ -262,6 +262,20 @@ def scored_of(evaluation: Evaluation) -> Any:
     return "received" if received and not evaluation.prefer_trained else "own"
 
 
+def check_common(own_inputs: bool, own_outputs: bool, where: str) -> None:
+    """Refuse data whose features or outputs mean something else for each client: no server knows of such layers.
+
+    Raises:
+        ValueError: They do.
+    """
+    own = [what for what, is_own in (("features", own_inputs), ("outputs", own_outputs)) if is_own]
+    if own:
+        raise ValueError(
+            f"{where}: the clients have {' and '.join(own)} of their own, and layers for these, which sites do not: give "
+            "every site a source of the same features and classes, or train the clients on one machine"
+        )
+
+
 def count_parameters(model: ClientModule, num_features: Any, num_outputs: int) -> int | None:
     """Number of parameters of the largest of a client's nets, from meta tensors.
 

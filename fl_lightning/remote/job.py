@@ -33,6 +33,7 @@ from fl_lightning.cli import FederatedCLI
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.settings import check_count
 from fl_lightning.relations.topology import Topology
+from fl_lightning.remote.guard import check_common
 from fl_lightning.remote.identity import Identity
 from fl_lightning.remote.job_schema import Job
 from fl_lightning.remote.policy import JobPolicy, SitePolicy
@@ -130,6 +131,7 @@ def open_site(
     client = site_settings.get("client", 0)
     if client >= data.num_clients:
         raise ValueError(f"{site_file}: client is {client}, but the data have {data.num_clients} clients")
+    check_common(data.registry.own_inputs, bool(data.registry.own_outputs), str(site_file))
     client_data = data.clients[client]
     if name and site_settings.get("named_as", "site") == "site":
         client_data = dataclasses.replace(client_data, name=name)

@@ -28,7 +28,7 @@ from fl_lightning.federation import UserNames
 from fl_lightning.remote.accounting import PrivacyAccountant
 from fl_lightning.remote.digests import card_of, digest_of, digest_of_facts
 from fl_lightning.remote.evaluations import allowed_evaluation
-from fl_lightning.remote.guard import Guard
+from fl_lightning.remote.guard import Guard, check_common
 from fl_lightning.remote.identity import Identity
 from fl_lightning.remote.ledger import SumLedger
 from fl_lightning.remote.membership import Membership
@@ -57,7 +57,7 @@ class Site:
     """The client's side of a remote federation.
 
     Args:
-        client_data: What the client holds.
+        client_data: What the client holds; features and outputs mean the same at all sites.
         model: The client module, with the settings of the run and the task of the site's data.
         strategy: The strategy, with the settings of the run.
         folder: Where the site keeps its states of the run; a site that is restarted continues from there.
@@ -88,6 +88,7 @@ class Site:
         account: Path | None = None,
         identity: Identity | None = None,
     ) -> None:
+        check_common(False, client_data.num_outputs is not None, client_data.name)
         self.client_data = client_data
         self.model = model
         self.strategy = strategy
