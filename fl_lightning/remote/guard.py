@@ -271,8 +271,8 @@ def check_common(own_inputs: bool, own_outputs: bool, where: str) -> None:
     own = [what for what, is_own in (("features", own_inputs), ("outputs", own_outputs)) if is_own]
     if own:
         raise ValueError(
-            f"{where}: the clients have {' and '.join(own)} of their own, and layers for these, which sites do not: give "
-            "every site a source of the same features and classes, or train the clients on one machine"
+            f"{where}: the clients have {' and '.join(own)} of their own, and layers for these, which sites do not: "
+            "give every site a source of the same features and classes, or train the clients on one machine"
         )
 
 
