@@ -36,6 +36,8 @@ What `make campaign` tried and what survived, written by `tests/campaign/report.
 - **malicious servers**: a site responds to each message, and afterward responds to a correct one as it did before;
 - **lists of unequal graphs**: classes are matched by name, and graphs that cannot form a federation are refused in one
   line;
+- **sets of odd graphs**: clients with graphs without edges, of one node, without features or with unequal ones train on
+  either executor to the same metrics, or what does not fit is said, with the client, the graph or the net;
 - **sites that lie in secure sums**: whatever a site sends in any step of a sum, the run ends, and every metric of a
   round that counts is the honest clients' metric, or the round fails;
 - **settings under secure sums**: the run gives the same results as without them, or is refused before training;

@@ -139,7 +139,9 @@ class GraphSets(ManyGraphSets):
         undirected: bool = True,
         own_outputs: bool | None = None,
     ) -> None:
-        if not clients or not all(clients):
-            raise ValueError("GraphSets.clients must have at least one graph of each client")
+        if not clients:
+            raise ValueError("GraphSets.clients is empty: give a list of graphs for each client")
+        if empty := [index for index, each in enumerate(clients) if not len(each)]:
+            raise ValueError(f"GraphSets.clients[{empty[0]}] has no graphs: give at least one, or leave the client out")
         sources: list[GraphSetSource] = [InMemoryGraphSet(each, undirected) for each in clients]
         super().__init__(sources, None if names is None else list(names), own_outputs)
