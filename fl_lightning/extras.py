@@ -6,6 +6,7 @@ from pathlib import Path
 _REMOTE = ("cryptography", "Crypto", "safetensors")
 #: The modules that parts of the package need, by extra.
 MODULES = {
+    "choose": ("optuna",),
     "cluster": ("submitit",),
     "export": ("safetensors",),
     "flare": (*_REMOTE, "nvflare", "psutil"),

@@ -45,7 +45,8 @@ def choose(
         overrides: Further arguments of ``fl-train fit``, such as ``--trainer.num_rounds=50``.
         budget: Time of the clock, such as ``"30m"``, or seconds.
         methods: Strategies by name; empty for the default ones.
-        grid: Values by setting, in place of those that are tried by default.
+        grid: Values by setting, or a range such as ``"0.001..0.1"``, from which Optuna draws (extra ``choose``); in
+            place of those that are tried by default.
         metric: Validation metric that decides, such as ``val/acc``; None for the configuration's.
         max_bytes: What a run may send, such as ``"200MB"``, or bytes.
         processes: Worker processes; None for one for each core, four at most, and one with a GPU.
@@ -68,7 +69,7 @@ def choose(
         overrides=list(overrides),
         budget=budget,
         methods=list(methods),
-        grid={name: list(values) for name, values in (grid or {}).items()},
+        grid={name: [values] if isinstance(values, str) else list(values) for name, values in (grid or {}).items()},
         metric=metric,
         max_bytes=max_bytes,
         processes=processes,

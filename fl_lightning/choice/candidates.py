@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fl_lightning.choice.halving import MOST_POINTS
+from fl_lightning.choice.ranges import Range, drawn
 from fl_lightning.refusals import known_classes
 from fl_lightning.strategies import Strategy
 from fl_lightning.study.edge import Point, points_of
@@ -43,7 +45,7 @@ class Candidate:
         name: Bare name of the strategy's class.
         settings: Of the method, whatever it tries.
         points: The settings that it tries, the most promising ones first.
-        axes: The axes that they are points of.
+        axes: The axes that they are points of, without ranges.
         as_given: Whether the configuration names this method.
     """
 
@@ -65,10 +67,11 @@ def candidates(
     Args:
         config: All settings, by group.
         methods: Strategies by name; empty for :data:`DEFAULT` and the configuration's.
-        grid: Values by setting, in place of those that are tried by default.
+        grid: Values by setting, or a range such as ``["0.001..0.1"]``, in place of those that are tried by default.
 
     Raises:
-        WrongChoice: There is no such method, or none of them has a setting of the grid.
+        WrongChoice: There is no such method, none of them has a setting of the grid, or a range is none.
+        MissingExtra: There is a range, and no Optuna, which draws from it.
     """
     given = config.get("strategy") or {}
     own = str(given.get("class_path", "")).rpartition(".")[2]
@@ -80,11 +83,20 @@ def candidates(
     for setting in grid:
         if setting.startswith("strategy.") and not any(setting.split(".")[1] in each for each in fields.values()):
             raise WrongChoice(f"--grid {setting}: none of {', '.join(names)} has this setting")
-    return [_candidate(name, config, given if name == own else {}, fields[name], grid) for name in names]
+    try:
+        ranges = {setting: of for setting, values in grid.items() if (of := Range.of(setting, values)) is not None}
+    except ValueError as error:
+        raise WrongChoice(str(error)) from error
+    return [_candidate(name, config, given if name == own else {}, fields[name], grid, ranges) for name in names]
 
 
 def _candidate(
-    name: str, config: Mapping[str, Any], given: Mapping[str, Any], fields: Iterable[str], grid: Mapping[str, Any]
+    name: str,
+    config: Mapping[str, Any],
+    given: Mapping[str, Any],
+    fields: Iterable[str],
+    grid: Mapping[str, Any],
+    ranges: Mapping[str, Range],
 ) -> Candidate:
     init_args = dict(given.get("init_args") or {})
     if not given:
@@ -98,9 +110,11 @@ def _candidate(
         if not setting.startswith("strategy.") or setting.split(".")[1] in fields:
             axes[setting] = list(values)
     strategy: Settings = {"class_path": path, **({"init_args": init_args} if init_args else {})}
-    return Candidate(
-        name=name, settings={"strategy": strategy}, points=_diagonal(axes), axes=axes, as_given=bool(given)
-    )
+    own_ranges = {setting: each for setting, each in ranges.items() if setting in axes}
+    seed = int(config.get("seed_everything") or 0)
+    points = drawn({**axes, **own_ranges}, MOST_POINTS, seed) if own_ranges else _diagonal(axes)
+    listed = {setting: axis for setting, axis in axes.items() if setting not in own_ranges}  # a range has no edges
+    return Candidate(name=name, settings={"strategy": strategy}, points=points, axes=listed, as_given=bool(given))
 
 
 def _shared(name: str, config: Mapping[str, Any], grid: Mapping[str, Any]) -> dict[str, Axis]:

@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
         "--grid",
         nargs="+",
         metavar="SETTING=VALUES",
-        help="values that are tried, such as model.optimizer.lr=0.01,0.1 strategy.proximal_weight=0.1,1",
+        help="values that are tried, such as strategy.proximal_weight=0.1,1, or a range: model.optimizer.lr=0.001..0.1",
     )
     parser.add_argument("--metric", metavar="NAME", help="validation metric that decides, such as val/acc")
     parser.add_argument("--max-bytes", metavar="SIZE", help="what a run may send, such as 200MB")

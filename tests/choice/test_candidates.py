@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 from planted_choice import CONFIG
 
+from fl_lightning import extras
 from fl_lightning.choice.candidates import DEFAULT, WrongChoice, candidates
+from fl_lightning.choice.halving import MOST_POINTS
 
 
 def labels(name: str, config: dict[str, Any] = CONFIG, **options: Any) -> list[str]:
@@ -53,6 +55,32 @@ def test_a_grid_of_the_users() -> None:
     assert [each.name for each in candidates(CONFIG, **options)] == ["Local", "FedAvg", "Ditto", "Pooled"]
 
 
+def test_a_range_is_drawn_from_by_optuna_alike_for_every_method() -> None:
+    grid = {"model.optimizer.lr": ["0.001..0.1"], "strategy.proximal_weight": [0.1, 1.0]}
+    options = {"methods": ["Ditto", "FedAvg"], "grid": grid}
+    rates = [float(label.removeprefix("lr=")) for label in labels("FedAvg", **options)]
+    assert len(rates) == MOST_POINTS
+    assert all(0.001 <= rate <= 0.1 for rate in rates)
+    assert sum(rate < 0.01 for rate in rates) >= 2  # in logarithms
+    assert labels("Local", **options) == labels("FedAvg", **options)
+    assert labels("FedAvg", {**CONFIG, "seed_everything": 1}, **options) != labels("FedAvg", **options)
+    ditto = next(each for each in candidates(CONFIG, **options) if each.name == "Ditto")
+    for label, settings in ditto.points:
+        assert label == f"proximal_weight={settings['strategy.proximal_weight']}, lr={settings['model.optimizer.lr']}"
+    assert set(ditto.axes) == {"strategy.proximal_weight"}
+
+
+def test_whole_numbers_are_drawn_from_a_range_of_whole_numbers() -> None:
+    drawn = labels("FedAvg", methods=["FedAvg"], grid={"strategy.num_epochs": ["1..3"]})
+    assert {label.partition("num_epochs=")[2] for label in drawn} <= {"1", "2", "3"}
+
+
+def test_optuna_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    with pytest.raises(extras.MissingExtra, match="a range in --grid needs optuna: pip install"):
+        candidates(CONFIG, grid={"model.optimizer.lr": ["0.001..0.1"]})
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -61,6 +89,8 @@ def test_a_grid_of_the_users() -> None:
             {"methods": ["FedAvg"], "grid": {"strategy.mu": [1]}},
             "--grid strategy.mu: none of Local, FedAvg, Pooled has",
         ),
+        ({"grid": {"model.optimizer.lr": ["0.1..0.01"]}}, "--grid model.optimizer.lr=0.1..0.01: give the lower end"),
+        ({"grid": {"model.optimizer.lr": [1.0, "0.1..1"]}}, "the range 0.1..1 stands alone, without other values"),
     ],
 )
 def test_mistakes(options: dict[str, Any], message: str) -> None:
