@@ -110,7 +110,7 @@ class RunReport(Callback):
             mine, registry = [clients[client] for client in trainer.run.training_clients], trainer.run.registry
             summary = self._attempt("the reference", lambda: registry.task.reference(mine, registry.num_outputs))
             self._record.reference = summary or {}
-            if registry.task.examples == "graphs":
+            if registry.task.has_graph_examples:
                 graphs = self._attempt("the drawn graphs", lambda: example_graphs(trainer, clients))
                 self._record.graphs = graphs or []
         self._save(trainer)

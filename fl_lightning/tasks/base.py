@@ -48,6 +48,8 @@ class Task(ABC):
     #: Whether clients have graphs, and whether the examples are the nodes of one.
     has_graphs: ClassVar[bool] = False
     is_on_nodes: ClassVar[bool] = False
+    #: Whether the examples are graphs, of which reports draw a few.
+    has_graph_examples: ClassVar[bool] = False
     #: Whether a node may be in several examples.
     shares_nodes: ClassVar[bool] = False
     #: Why private training cannot cover it; empty if it can.

@@ -16,7 +16,7 @@ class GraphTask(DrawnTask):
 
     examples = "graphs"
     example = "graph"
-    has_graphs = True
+    has_graphs = has_graph_examples = True
     collator_class = GraphSetCollator
     not_private = "is for clients with independent rows, series or images so far, but these have graphs"
 

@@ -8,9 +8,9 @@ from fl_lightning.report.pictures import Album
 
 
 def section(run: Recorded, album: Album) -> Section | None:
-    """The section "Example graphs"; None where no graphs are the examples."""
+    """The section "Example graphs"; None where there are none to be drawn."""
     record = run.record
-    if record is None or record.examples != "graphs":
+    if record is None or not (record.graphs or record.left_out("drawn")):
         return None
     pictures = [
         album.graphs(list(of_client), title=record.names[client])
@@ -23,5 +23,4 @@ def section(run: Recorded, album: Album) -> Section | None:
         "one kind, the first of their features that is largest; blue is the most frequent.",
         pictures=pictures,
         notes=record.left_out("drawn"),
-        empty="" if pictures else "No graphs were kept.",
     )
