@@ -13,7 +13,7 @@ from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Stage
 from fl_lightning.run.callback import Callback, Trainer
 
-from .result_table import client_table, evaluation_table, next_steps, number, result_table, test_metric
+from .result_table import client_table, evaluation_table, further_tables, next_steps, number, result_table, test_metric
 
 #: From this width in columns the bar is longer.
 _WIDE = 100
@@ -122,7 +122,8 @@ class RoundProgressBar(Callback):
         """Replace the bar by the results."""
         self._stop()
         if trainer.fabric.is_global_zero:
-            self._show(result_table(trainer, self.clients))
+            for table in (result_table(trainer, self.clients), *further_tables(trainer)):
+                self._show(table)
             if trainer.run.trace is not None:
                 self._show(trainer.run.clock.table())
             if self.worst_clients and self.clients:

@@ -12,6 +12,7 @@ from rich.table import Table
 from fl_lightning.run import result as run_result
 from fl_lightning.run.callback import Trainer
 from fl_lightning.run.curve import SIGNS
+from fl_lightning.run.tables import by_group, models_and_data
 
 #: Descriptions of models by the prefixes of their metrics; other models are named by the prefix itself.
 _MODELS = {"gen/": "generated model", "unseen/": "unseen clients", "unseen/gen/": "unseen clients, generated"}
@@ -33,6 +34,32 @@ def result_table(trainer: Trainer, clients: Sequence[Sequence[float]]) -> Table:
         name = signal.Signals(trainer.run.interruption.received).name
         table.caption = f"{name} ended it after {trainer.run.round_idx} rounds; continue with ckpt_path=last"
     return table
+
+
+def further_tables(trainer: Trainer) -> list[Table]:
+    """Models on local and on global data, and metrics by class and by degree, as far as they were measured."""
+    result, names = trainer.run.selection.result, trainer.datamodule.class_names
+    tables = []
+    if ways := models_and_data(result, test_metric(trainer.run.selection.monitor)):
+        table = _new_table(f"{ways[0][1]} of models on data, mean ± std over clients")
+        for name in ("model", "local data", "global data"):
+            table.add_column(name)
+        for model, local, union in ways:
+            table.add_row(model, mean_and_std(result, local), mean_and_std(result, union))
+        tables.append(table)
+    for title, groups in by_group(result).items():
+        table = _new_table(f"{title}, mean ± std over clients")
+        kind = title.rpartition(" ")[2]
+        table.add_column(kind, style="bold")
+        for name in ("mean ± std over clients", _weighted(trainer)):
+            table.add_column(name, justify="right")
+        for group, name in groups:
+            called = names[int(group)] if kind == "class" and names and int(group) < len(names) else group
+            table.add_row(called, mean_and_std(result, name), number(result[f"{name}_weighted"]))
+        tables.append(table)
+    for table in tables:
+        table.show_header = True
+    return tables
 
 
 def next_steps(trainer: Trainer) -> list[str]:
@@ -69,7 +96,7 @@ def _result_rows(trainer: Trainer, clients: Sequence[Sequence[float]]) -> Iterat
             yield "  worst client", f"{number(result.get(f'{test}_worst', float('nan')))}{who}"
             yield f"  {_weighted(trainer)}", f"{number(result[f'{test}_weighted'])}"
         for name in result:
-            if name.endswith(f"/{test}"):
+            if name.endswith(f"/{test}") and not name.startswith("union/"):
                 prefix = name.removesuffix(test)
                 yield f"  {_MODELS.get(prefix, prefix.rstrip('/'))}", mean_and_std(result, name)
         for name, metrics in trainer.run.references.items():

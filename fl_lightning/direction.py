@@ -1,5 +1,6 @@
 """Whether more or less of a metric is better, as declared by a client's class and stored in the records of runs."""
 
+import re
 from collections.abc import Mapping
 from typing import Literal
 
@@ -11,6 +12,8 @@ KNOWN: Mapping[str, Direction] = {
     "f1": "max",
     "auroc": "max",
     "balanced_accuracy": "max",
+    "recall": "max",
+    "ece": "min",
     "average_precision": "max",
     "hits@10": "max",
     "hits@50": "max",
@@ -26,6 +29,17 @@ KNOWN: Mapping[str, Direction] = {
 _SUFFIXES = ("_weighted", "_worst")
 
 
+def group_of(name: str) -> tuple[str, str, str] | None:
+    """The metric, the kind and the name of the group of examples that it is of; None if it is of all.
+
+    Example:
+        >>> group_of("test/recall_class_3"), group_of("val/acc_degree_16+"), group_of("val/acc")
+        (('test/recall', 'class', '3'), ('val/acc', 'degree', '16+'), None)
+    """
+    match = re.fullmatch(r"(.+)_(class|degree)_([^_/]+)", name)
+    return None if match is None else (match[1], match[2], match[3])
+
+
 def direction_of(name: str, directions: Mapping[str, Direction] = KNOWN) -> Direction | None:
     """Whether ``max`` or ``min`` of a metric is best; None if unknown.
 
@@ -34,13 +48,15 @@ def direction_of(name: str, directions: Mapping[str, Direction] = KNOWN) -> Dire
         directions: Directions of metrics by bare name.
 
     Example:
-        >>> direction_of("gen/val/mse"), direction_of("test/acc_worst"), direction_of("val/regret")
+        >>> direction_of("gen/val/mse"), direction_of("test/recall_class_3_worst"), direction_of("val/regret")
         ('min', 'max', None)
         >>> direction_of("val/regret", {"regret": "min"})
         'min'
     """
-    bare = name.rpartition("/")[2]
+    whole = name.rpartition("/")[2]
     for suffix in ("", *_SUFFIXES):
-        if bare.removesuffix(suffix) in directions:
-            return directions[bare.removesuffix(suffix)]
+        bare = whole.removesuffix(suffix)
+        for known in (bare, *(group_of(bare) or ())[:1]):
+            if known in directions:
+                return directions[known]
     return None

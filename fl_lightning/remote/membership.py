@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fl_lightning.batches.base import Collator
 from fl_lightning.batches.client_data import ClientData
+from fl_lightning.direction import group_of
 from fl_lightning.executors import SequentialExecutor
 from fl_lightning.federation import ClientRegistry
 from fl_lightning.remote.digests import settings_of
@@ -157,7 +158,8 @@ class Membership:
         Returns:
             For each metric, by the index of its model and its name, the numerator and denominator that
             :mod:`fl_lightning.round.metrics` adds up, (1, 2); zeros for a split with fewer examples than
-            ``min_examples``. And the kinds of error of models that could not be evaluated.
+            ``min_examples``, and for all classes (or ranges of degrees) of a split if one has fewer, since the others
+            would give it away. And the kinds of error of models that could not be evaluated.
         """
         output: dict[str, Tensor] = {}
         failures: dict[str, str] = {}
@@ -167,9 +169,11 @@ class Membership:
                 _log.warning("evaluation %r failed: %s", kind, result.failures[self.index])
                 failures[kind] = result.failures[self.index].partition(":")[0]
                 continue
-            for name, pair_12 in result.upload.extras.items():
-                enough = bool(pair_12[0, 1] >= min_examples)
-                output[f"{index}/{name}"] = pair_12.cpu() if enough else torch.zeros(1, 2)
+            pairs = {name: pair_12.cpu() for name, pair_12 in result.upload.extras.items()}
+            few = {(group_of(name) or (name,))[:2] for name, pair in pairs.items() if 0 < pair[0, 1] < min_examples}
+            for name, pair_12 in pairs.items():
+                hidden = (group_of(name) or (name,))[:2] in few
+                output[f"{index}/{name}"] = torch.zeros(1, 2) if hidden else pair_12
         return output, failures
 
     def state(self) -> Message:

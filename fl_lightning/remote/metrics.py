@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fl_lightning.direction import group_of
 from fl_lightning.remote.accounting import BudgetSpent, PrivacyAccountant
 from fl_lightning.remote.filters import CannotFilter, normal_numbers
 from fl_lightning.remote.schema import MOST
@@ -19,7 +20,7 @@ from fl_lightning.tasks.class_metrics import CLASS_METRICS
 #: Summands of each metric under secure aggregation: value, whether there is one, numerator, denominator.
 NUM_SUMMED = 4
 #: Metrics that are shares of examples.
-SHARES = frozenset({"acc", *CLASS_METRICS})
+_SHARES = frozenset({"acc", "recall", *CLASS_METRICS})
 #: By which factor a share may exceed 1: sums of float16 and bfloat16 are rounded.
 ROUNDING = 1.02
 
@@ -130,11 +131,17 @@ def wrong_summands(total_D: Tensor, names: Sequence[str], num_clients: int) -> s
     for name, (value, count, total, weight) in from_summands(total_D, names).items():
         metric = name.rpartition("/")[2]
         fits = float(count) == round(float(count)) and 0 <= count <= num_clients and 0 <= weight <= num_clients * MOST
-        if fits and metric in SHARES:
+        if fits and is_share(metric):
             fits = bool(0 <= value <= ROUNDING * count and 0 <= total <= ROUNDING * weight)
         if not fits:
             return f"{name} is {value:g} of {count:g} clients and {total:g} of {weight:g} examples, which is impossible"
     return ""
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric is a share of examples, of all or of a class or a range of degrees."""
+    group = group_of(metric)
+    return (metric if group is None else group[0]) in _SHARES
 
 
 def of_model(sums: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.remote.message import Message
-from fl_lightning.remote.metrics import ROUNDING, SHARES
+from fl_lightning.remote.metrics import ROUNDING, is_share
 from fl_lightning.remote.schema import FAILURE, MOST, OF_SUMS, RESPONSES, WrongMessage, check_facts, shown
 from fl_lightning.remote.secure import MASKED
 from fl_lightning.round.payload import FLAT, Payload
@@ -163,7 +163,7 @@ def _check_score(name: str, pair: Tensor) -> None:
     total, count = pair[0].tolist()
     if not 0 <= count <= MOST or not abs(total) <= torch.finfo(torch.float32).max:
         raise WrongMessage(f"{name} is {total:g} of {count:g} examples, which is impossible")
-    if (metric in SHARES and not 0 <= total <= ROUNDING * count) or (not count and total):
+    if (is_share(metric) and not 0 <= total <= ROUNDING * count) or (not count and total):
         raise WrongMessage(f"{name} is {total:g} of {count:g} examples, which is impossible")
     if metric == "mse" and total < 0:
         raise WrongMessage(f"{name} is {total:g}, an error below zero")

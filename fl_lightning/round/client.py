@@ -25,7 +25,7 @@ from fl_lightning.round.clipping import clipped
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.privacy import RecordPrivacy
 from fl_lightning.tasks import NodeClassification, Task
-from fl_lightning.tasks.class_metrics import CLASS_METRICS, ClassMetric
+from fl_lightning.tasks.class_metrics import CLASS_METRICS, PER_CLASS, PER_DEGREE, ClassMetric
 from fl_lightning.tasks.number_metrics import NUMBER_METRICS, NumberMetric
 from fl_lightning.tasks.targets import SPLITS
 
@@ -73,7 +73,8 @@ class ClientModule(LightningModule, Counted):
         running_statistics: Whether the running statistics of normalization layers (BatchNorm) are ``personal`` and
             never leave their client, or ``shared`` and communicated with the parameters.
         metrics: Further metrics: for classes, averaged over the classes of each client, ``f1``, ``auroc`` (one class
-            against the rest), ``balanced_accuracy``; for numbers ``mae``, ``rmse``, ``r2``; None for none.
+            against the rest), ``balanced_accuracy``; ``ece``, the expected calibration error; ``recall_per_class``; on
+            nodes ``acc_per_degree``; for numbers ``mae``, ``rmse``, ``r2``; None for none.
         privacy: Differential privacy of each training example (DP-SGD), for clients with examples rather than graphs;
             None for none.
 
@@ -107,7 +108,7 @@ class ClientModule(LightningModule, Counted):
         if running_statistics not in ("personal", "shared"):
             raise ValueError(f"model.running_statistics must be 'personal' or 'shared', got {running_statistics!r}")
         for name in metrics or ():
-            if name not in (known := (*CLASS_METRICS, *NUMBER_METRICS)):
+            if name not in (known := (*CLASS_METRICS, *PER_CLASS, *PER_DEGREE, *NUMBER_METRICS)):
                 raise ValueError(f"model.metrics has {name!r}, which is not a metric: give some of {', '.join(known)}")
         self.metrics = tuple(dict.fromkeys(metrics or ()))
         self.optimizer_factory: OptimizerFactory = default_optimizer if optimizer is None else optimizer
@@ -137,8 +138,8 @@ class ClientModule(LightningModule, Counted):
         Raises:
             ValueError: ``metrics`` has one that the task does not measure.
         """
-        if other := [name for name in self.metrics if name not in task.target.on_demand]:
-            advice = f"give some of {', '.join(task.target.on_demand)}" if task.target.on_demand else "leave it out"
+        if other := [name for name in self.metrics if name not in task.on_demand]:
+            advice = f"give some of {', '.join(task.on_demand)}" if task.on_demand else "leave it out"
             raise ValueError(f"model.metrics has {other[0]!r}, which {task} does not measure: {advice}")
         self.task = task
 
@@ -320,7 +321,7 @@ class ClientModule(LightningModule, Counted):
         dim = parts[0].key.dim()  # of the examples
         masks = [torch.stack([part.train_mask, part.val_mask, part.test_mask]) for part in parts]
         logits, y = (torch.cat(each, dim=dim) for each in ([t[LOGITS] for t in tables], [p.y for p in parts]))
-        more = self.task.target.whole_scores(self.whole_metrics, logits, y, torch.cat(masks, dim=dim + 1))
+        more = self.task.whole_scores(self.whole_metrics, parts, logits, y, torch.cat(masks, dim=dim + 1))
         for name, (total, count) in more.items():
             pairs = zip(SPLITS, total, count, strict=True)
             result |= _as_table({f"{split}/{name}": (t, n) for split, t, n in pairs})

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.batches.base import Collator
+from fl_lightning.batches.base import Batch, Collator
 from fl_lightning.batches.draws import DrawnCollator
 from fl_lightning.tasks.targets import CLASSES, LABELS, NUMBERS, Target
 
@@ -121,6 +121,25 @@ class Task(ABC):
             ValueError: The net does not fit the task.
         """
         return
+
+    @property
+    def on_demand(self) -> tuple[str, ...]:
+        """Metrics that ``model.metrics`` may ask for."""
+        return self.target.on_demand
+
+    def whole_scores(
+        self, metrics: Sequence[str], parts: Sequence[Batch], logits: Tensor, y: Tensor, masks: Tensor
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        """Numerators and denominators (splits, ...) of metrics that are computed from all outputs at once.
+
+        Args:
+            metrics: Names among the target's ``always`` and those in ``on_demand``.
+            parts: The batches that the outputs are of, one after another.
+            logits: (..., N, K).
+            y: The targets.
+            masks: Examples of each split, (splits, ..., N).
+        """
+        return self.target.whole_scores(metrics, logits, y, masks)
 
     def reference(self, clients: Sequence[Any], num_outputs: int) -> dict[str, float]:
         """The clients' mean metrics if each makes the same prediction for all examples, by its training examples.

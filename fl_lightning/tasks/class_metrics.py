@@ -1,22 +1,32 @@
-"""Classification metrics that are not means over examples, for each client: F1, AUROC, average precision, ...
+"""Classification metrics that are not means over examples, for each client: F1, AUROC, calibration, ...
 
 They are computed from all of a client's logits of a split at once, and for all clients of a stack at once;
 torchmetrics, with which they agree, would be called for each client, split and class.
 
-Shape legend: S splits, C clients (or no such dimension), N examples, K classes, or L labels that an example has or not.
+Shape legend: S splits, C clients (or no such dimension), N examples, K classes, or L labels that an example has or not,
+B bins.
 """
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-ClassMetric = Literal["f1", "auroc", "balanced_accuracy"]
+#: What ``model.metrics`` may ask for of classes.
+ClassMetric = Literal["f1", "auroc", "balanced_accuracy", "ece", "recall_per_class", "acc_per_degree"]
 
-#: The metrics by name.
-CLASS_METRICS: tuple[str, ...] = get_args(ClassMetric)
+#: The metrics that have one value.
+CLASS_METRICS = ("f1", "auroc", "balanced_accuracy", "ece")
+#: Metrics that have a value for each class: ``recall_class_0``, ``recall_class_1``, ...
+PER_CLASS = ("recall_per_class",)
+#: Metrics that have a value for nodes of each range of degrees: ``acc_degree_0``, ..., ``acc_degree_16+``.
+PER_DEGREE = ("acc_per_degree",)
+#: The least degree of each range.
+DEGREES = (0, 1, 2, 4, 8, 16)
+#: Bins of the calibration error.
+BINS = 15
 #: The metrics for labels, of which an example may have several.
 LABEL_METRICS = ("auroc", "average_precision")
 
@@ -29,18 +39,19 @@ def class_scores(
     ``f1`` is the mean of the classes' F1, over the classes that occur among the labels or the predictions;
     ``balanced_accuracy`` the mean recall of the classes that occur among the labels; ``auroc`` the mean area under the
     curve of a class against the others, over the classes that some example of the split has and another has not (with
-    two classes that of class 1).
+    two classes that of class 1). ``ece`` is the expected calibration error (:func:`calibration_error`), and
+    ``recall_per_class`` stands for the recall of each class, ``recall_class_0`` and so on, over its own examples.
 
     Args:
-        metrics: Names of :data:`CLASS_METRICS`.
+        metrics: Names of :data:`CLASS_METRICS` and :data:`PER_CLASS`.
         logits_CNK: Logits, or log-probabilities.
         y_CN: Labels.
         masks_SCN: Examples of each split.
 
     Returns:
         By the metric's name the value times the number of examples, and that number, both (S, C): a mean weighted by
-        the latter counts every example. Both are 0 where there is no value: without examples, and of ``auroc`` with
-        examples of one class alone.
+        the latter counts every example. Both are 0 where there is no value: without examples (of the class), and of
+        ``auroc`` with examples of one class alone.
     """
     logits_CNK, weight_SCN = logits_CNK.double(), masks_SCN.double()
     count_SC = weight_SCN.sum(dim=-1)
@@ -51,11 +62,17 @@ def class_scores(
         return (weight_SCN.unsqueeze(-2) @ which_CNK.double()).squeeze(-2)
 
     values: dict[str, Tensor] = {}
-    if "f1" in metrics or "balanced_accuracy" in metrics:
+    result: dict[str, tuple[Tensor, Tensor]] = {}
+    if "f1" in metrics or "balanced_accuracy" in metrics or "recall_per_class" in metrics:
         said_CNK = F.one_hot(logits_CNK.argmax(dim=-1), num_classes)
         hits_SCK, true_SCK = counts_SCK(truth_CNK * said_CNK), counts_SCK(truth_CNK)
         values["f1"] = _mean_over_classes(2 * hits_SCK, true_SCK + counts_SCK(said_CNK))
         values["balanced_accuracy"] = _mean_over_classes(hits_SCK, true_SCK)
+        if "recall_per_class" in metrics:
+            parts = zip(hits_SCK.unbind(dim=-1), true_SCK.unbind(dim=-1), strict=True)
+            result = {f"recall_class_{k}": part for k, part in enumerate(parts)}
+    if "ece" in metrics:
+        values["ece"] = calibration_error(logits_CNK, y_CN, masks_SCN)
     if "auroc" in metrics:
         if num_classes == 2:  # ordered by the difference, of which the softmax makes ties
             certainty_CNK, truth_CNK = logits_CNK[..., 1:] - logits_CNK[..., :1], truth_CNK[..., 1:]
@@ -63,7 +80,51 @@ def class_scores(
             certainty_CNK = logits_CNK.softmax(dim=-1)
         areas = [_ordered_pairs(certainty_CNK.mT, truth_CNK.mT.bool(), mask_CN[..., None, :]) for mask_CN in masks_SCN]
         values["auroc"] = torch.stack([_mean_over_classes(*area) for area in areas])
-    return {name: weighted(values[name], count_SC) for name in metrics}
+    return {**{name: weighted(values[name], count_SC) for name in metrics if name in values}, **result}
+
+
+def calibration_error(logits_CNK: Tensor, y_CN: Tensor, masks_SCN: Tensor) -> Tensor:
+    """Expected calibration error: Σ over bins of the share of their examples times |accuracy - mean confidence|.
+
+    The confidence is the probability of the predicted class; the bins are :data:`BINS` equal parts of (0, 1].
+
+    Returns:
+        (S, C); nan without examples.
+
+    Source: Guo et al., "On Calibration of Modern Neural Networks", ICML 2017, equation 3.
+
+    Example:
+        >>> logits, y = torch.tensor([[0.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 0])
+        >>> float(calibration_error(logits, y, torch.ones(1, 2, dtype=torch.bool)))  # sure by half, always right
+        0.5
+    """
+    confidence_CN, said_CN = logits_CNK.double().softmax(dim=-1).max(dim=-1)
+    bin_CN = (confidence_CN * BINS).ceil().long().clamp(1, BINS) - 1
+    gap_SCN = torch.where(masks_SCN, (said_CN == y_CN).double() - confidence_CN, 0.0)
+    gap_SCB = gap_SCN.new_zeros((*masks_SCN.shape[:-1], BINS)).scatter_add(-1, bin_CN.expand_as(gap_SCN), gap_SCN)
+    return gap_SCB.abs().sum(dim=-1) / masks_SCN.sum(dim=-1)
+
+
+def degree_scores(
+    logits_CNK: Tensor, y_CN: Tensor, masks_SCN: Tensor, degree_CN: Tensor
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Right predictions and nodes of each range of degrees (:data:`DEGREES`), both (S, C), by ``acc_degree_2-3`` etc.
+
+    Args:
+        logits_CNK: Logits, or log-probabilities.
+        y_CN: Classes.
+        masks_SCN: Nodes of each split.
+        degree_CN: Number of neighbors of each node in its client's graph.
+    """
+    right_CN = logits_CNK.argmax(dim=-1) == y_CN
+    result = {}
+    for least, above in zip(DEGREES, (*DEGREES[1:], None), strict=True):
+        inside_CN = degree_CN >= least if above is None else (degree_CN >= least) & (degree_CN < above)
+        name = f"{least}+" if above is None else f"{least}" if above == least + 1 else f"{least}-{above - 1}"
+        chosen_SCN = masks_SCN & inside_CN
+        parts = ((chosen_SCN & right_CN).sum(dim=-1).double(), chosen_SCN.sum(dim=-1).double())
+        result[f"acc_degree_{name}"] = parts
+    return result
 
 
 def label_scores(

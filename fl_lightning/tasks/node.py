@@ -2,15 +2,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fl_lightning.batches.base import Collator
-from fl_lightning.batches.graphs import GraphCollator
+from fl_lightning.batches.base import Batch, Collator
+from fl_lightning.batches.graphs import GraphBatch, GraphCollator
 from fl_lightning.models.gcn import GCN
 from fl_lightning.tasks.base import Classification, Drawing, Regression, Task
+from fl_lightning.tasks.class_metrics import PER_DEGREE, degree_scores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +59,20 @@ class NodeTask(Task):
 @dataclass(frozen=True, kw_only=True)
 class NodeClassification(NodeTask, Classification):
     """The class of each node, or its labels."""
+
+    @property
+    def on_demand(self) -> tuple[str, ...]:
+        """Of classes also those by degree."""
+        return self.target.on_demand if self.multi_label else (*self.target.on_demand, *PER_DEGREE)
+
+    def whole_scores(  # noqa: D102
+        self, metrics: Sequence[str], parts: Sequence[Batch], logits: Tensor, y: Tensor, masks: Tensor
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        result = super().whole_scores([name for name in metrics if name not in PER_DEGREE], parts, logits, y, masks)
+        if any(name in PER_DEGREE for name in metrics):
+            degree = torch.cat([cast("GraphBatch", part).degree for part in parts], dim=parts[0].key.dim())
+            result |= degree_scores(logits, y, masks, degree)
+        return result
 
 
 @dataclass(frozen=True, kw_only=True)

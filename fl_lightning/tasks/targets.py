@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fl_lightning.batches.base import Batch
 from fl_lightning.direction import KNOWN, Direction
-from fl_lightning.tasks.class_metrics import CLASS_METRICS, LABEL_METRICS, class_scores, label_scores
+from fl_lightning.tasks.class_metrics import CLASS_METRICS, LABEL_METRICS, PER_CLASS, class_scores, label_scores
 from fl_lightning.tasks.number_metrics import NUMBER_METRICS, number_scores
 
 #: The roles of examples.
@@ -135,8 +135,8 @@ class Classes(Target):
 
     name = "classes"
     monitor = "val/acc"
-    directions = {name: KNOWN[name] for name in ("acc", "loss", *CLASS_METRICS)}  # noqa: RUF012
-    on_demand = CLASS_METRICS
+    directions = {name: KNOWN[name] for name in ("acc", "loss", "recall", *CLASS_METRICS)}  # noqa: RUF012
+    on_demand = (*CLASS_METRICS, *PER_CLASS)
     has_classes = True
     tallied_as = "confusion"
 

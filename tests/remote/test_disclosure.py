@@ -130,6 +130,32 @@ def test_metrics_that_stay_at_one_site(trained, graphs, make_model, make_trainer
     assert trainer.run.history[0]["num_failures"] == 0
 
 
+def test_a_class_with_few_examples_hides_all_classes_of_its_split(graphs, make_model, make_trainer, tmp_path) -> None:
+    """Their numbers and the metric of all examples together would give it away."""
+
+    def by_class():
+        model = make_model()
+        model.metrics = ("recall_per_class",)
+        return model
+
+    for least, hides in ((1, False), (4, True)):
+        policy = SitePolicy(min_examples=least)
+        sites = [
+            Site(graph, by_class(), FedAvg(num_epochs=1), tmp_path / str(least) / graph.name, policy=policy)
+            for graph in graphs[:3]
+        ]
+        trainer, strategy = make_trainer(num_rounds=1), FedAvg(num_epochs=1)
+        trainer.fit(by_class(), federate(trainer, LoopbackChannel(sites), strategy), strategy)
+        scores = trainer.run.scores[""].extras
+        for row, graph in enumerate(graphs[:3]):
+            for split in ("train", "val", "test"):
+                there_K = graph.y_N[getattr(graph, f"{split}_mask_N")].bincount()
+                told = [float(scores[f"{split}/recall_class_{k}"][row, 1]) for k in range(len(there_K))]
+                few = bool(((there_K > 0) & (there_K < least)).any())
+                assert told == [0.0 if few else float(count) for count in there_K]
+        assert bool((scores["test/recall_class_0"][:, 1] == 0).any()) == hides
+
+
 @pytest.mark.parametrize(
     ("policy", "secure"),
     [

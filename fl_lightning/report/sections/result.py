@@ -4,6 +4,7 @@ from fl_lightning.report.document import Section
 from fl_lightning.report.figures import Table
 from fl_lightning.report.folder import Recorded
 from fl_lightning.report.wording import number
+from fl_lightning.run.tables import by_group, models_and_data
 
 _MODELS = {
     "": "result",
@@ -21,7 +22,34 @@ def section(run: Recorded) -> Section | None:
     if table is None:
         return None
     text = "Only validation data choose the round; the test metrics are those of that round."
-    return Section(anchor="result", title="Result", text=text, tables=[table])
+    return Section(anchor="result", title="Result", text=text, tables=[table, *_ways(run), *_groups(run)])
+
+
+def _ways(run: Recorded) -> list[Table]:
+    """Models on local and on global data, where both were measured."""
+    metrics = run.figures
+    rows = [
+        [model, *(number(metrics.get(f"{name}{kind}")) for name in names for kind in ("", "_std"))]
+        for model, *names in models_and_data(metrics, run.test_metric)
+    ]
+    columns = ["model", "local data", "std", "global data", "std"]
+    return [Table(title="Models on local and on global data", columns=columns, rows=rows)] if rows else []
+
+
+def _groups(run: Recorded) -> list[Table]:
+    """Test metrics by class and by degree."""
+    metrics, what = run.figures, run.record.examples if run.record else "examples"
+    return [
+        Table(
+            title=title,
+            columns=[title.rpartition(" ")[2], "mean", "std", "worst client", f"weighted by {what}"],
+            rows=[
+                [group, *(number(metrics.get(f"{name}{kind}")) for kind in ("", "_std", "_worst", "_weighted"))]
+                for group, name in groups
+            ],
+        )
+        for title, groups in by_group(metrics).items()
+    ]
 
 
 def model_in_words(name: str, test: str) -> str:
@@ -35,7 +63,9 @@ def model_in_words(name: str, test: str) -> str:
 def _other_metrics(run: Recorded) -> Table | None:
     """Every model's metrics at the best round."""
     metrics = run.figures
-    names = [name for name in metrics if f"{name}_weighted" in metrics and "test/" in name]
+    shown = {name for groups in by_group(metrics).values() for _, name in groups}
+    shown |= {union for _, _, union in models_and_data(metrics, run.test_metric)}
+    names = [name for name in metrics if f"{name}_weighted" in metrics and "test/" in name and name not in shown]
     rows = [
         [model_in_words(name, run.test_metric) if name.endswith(run.test_metric) else name]
         + [number(metrics.get(f"{name}{kind}")) for kind in ("", "_std", "_worst", "_weighted")]
