@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -158,7 +159,7 @@ def _text(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, float):
-        return repr(value)
+        return {math.inf: ".inf", -math.inf: "-.inf"}.get(value, repr(value))
     return json.dumps(value)
 
 

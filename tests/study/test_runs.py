@@ -1,5 +1,6 @@
 """What a run's key depends on."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from fl_lightning.study.definition import Study
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.runs import StudyRun, make_run
 from fl_lightning.study.store import Store
+from fl_lightning.yaml_input import parse_yaml
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,6 +24,14 @@ def cell(study: Study, method: str = "FedAvg", case: str = "plain", seed: int = 
 
     runs._content.cache_clear()
     return make_run(study, method, case, seed, point, "report")
+
+
+def test_infinite_settings_are_written_as_they_are_read(make_study: Callable[..., Study]) -> None:
+    point = ("", {"strategy.max_correction": math.inf, "strategy.prior_examples": -math.inf})
+    arguments = cell(make_study(), point=point).arguments
+    written = [parse_yaml(each.partition("=")[2]) for each in arguments if each.startswith("--strategy.")]
+    assert math.inf in written
+    assert -math.inf in written
 
 
 def test_the_key_is_of_all_settings(make_study: Callable[..., Study], tmp_path: Path) -> None:
