@@ -157,7 +157,8 @@ def assemble(
     strategy.check_task(registry.task)
     check_directions(strategy, registry)
     check_own(strategy, registry)
-    check_inductive(strategy, [client for client in getattr(datamodule, "clients", ()) if client is not None])
+    if registry.task.is_on_nodes:
+        check_inductive(strategy, [client for client in getattr(datamodule, "clients", ()) if client is not None])
     strategy.check_client(model)
     training_clients = participation.training_clients(len(registry), seed)
     strategy.check_round(participation.num_chosen(len(training_clients)))

@@ -108,6 +108,25 @@ def test_training_is_that_of_clients_in_memory(executor, tmp_path: Path) -> None
     assert results[0] == results[1]
 
 
+def test_a_run_makes_the_clients_that_it_needs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 3,000 clients two rounds need forty; a pass over all of them takes minutes and gigabytes for a million."""
+    made: list[int] = []
+    make = GeneratedClients.examples_of
+    monkeypatch.setattr(GeneratedClients, "examples_of", lambda *args: made.append(args[1]) or make(*args))
+    trainer = fl.FederatedTrainer(
+        num_rounds=2,
+        participation=fl.Participation(num_clients=10, evaluation_clients=10),
+        accelerator="cpu",
+        logger=False,
+        default_callbacks=False,
+        default_root_dir=str(tmp_path),
+    )
+    client = fl.ClientModule(MLP, lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    trainer.fit(client, FederatedDataModule(GeneratedClients(num_clients=3000)), FedPer())
+    assert len(set(made)) <= 40
+    assert len(made) <= 150
+
+
 def test_names_of_a_million() -> None:
     names = NumberedNames("client", 1_000_000)
     assert (names[0], names[-1], len(names)) == ("client-000000", "client-999999", 1_000_000)
