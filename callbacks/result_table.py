@@ -38,7 +38,7 @@ def result_table(trainer: Trainer, clients: Sequence[Sequence[float]]) -> Table:
 
 def further_tables(trainer: Trainer) -> list[Table]:
     """Models on local and on global data, and metrics by class and by degree, as far as they were measured."""
-    result, names = trainer.run.selection.result, trainer.datamodule.class_names
+    result, names = trainer.run.selection.result, getattr(trainer.datamodule, "class_names", None)  # unknown of sites
     tables = []
     if ways := models_and_data(result, test_metric(trainer.run.selection.monitor)):
         table = _new_table(f"{ways[0][1]} of models on data, mean ± std over clients")
