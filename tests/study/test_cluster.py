@@ -14,12 +14,16 @@ from typing import Any
 import psutil
 import pytest
 
+from fl_lightning.extras import is_installed
 from fl_lightning.study import command, runs
 from fl_lightning.study.definition import Study
 from fl_lightning.study.runner import Runner
 from fl_lightning.study.store import Record, Store
 
 PATIENCE = 300.0
+#: Without an import, which closes every log handler of the process, pytest's among them.
+NEEDS_SUBMITIT = pytest.mark.skipif(not is_installed("cluster"), reason="needs the extra cluster")
+PROGRAM = [str(Path(sys.executable).with_name("fl-train")), "study", "run"]
 #: What differs between two trainings of a run.
 _TIMES = ("seconds", "cpu_seconds", "training_seconds", "resumed")
 
@@ -47,37 +51,39 @@ def test_what_cannot_be(make_study: Callable[..., Study], capsys: pytest.Capture
         assert summary in capsys.readouterr().err
 
 
-@pytest.mark.full
-def test_without_slurm(
-    make_study: Callable[..., Study], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("submitit")
-    monkeypatch.setattr(Runner, "prepare", lambda self, pool: self.store.folder.mkdir(parents=True))
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(SystemExit):
-        command.main(["run", str(make_study().path), "--workers", "slurm"])
-    assert '--workers slurm: Could not detect "srun"' in capsys.readouterr().err
+def _run(study: Study, *words: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+    """``fl-train study run`` in a process of its own."""
+    return subprocess.run([*PROGRAM, str(study.path), *words], capture_output=True, text=True, check=False, **settings)
 
 
 @pytest.mark.full
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # submitit leaves its logs open
-def test_a_study_in_this_process(make_study: Callable[..., Study], capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("submitit")
+@NEEDS_SUBMITIT
+def test_without_slurm(make_study: Callable[..., Study]) -> None:
     study = make_study(tuning=None, seeds=[0], cases={"plain": {}})
-    assert command.main(["run", str(study.path), "--workers", "debug", "--nodes", "2"]) == 0
-    assert "2 runs trained, 0 failed, 0 missing" in capsys.readouterr().out
+    ended = _run(study, "--workers", "slurm", env={**os.environ, "PATH": ""})
+    assert ended.returncode == 2
+    assert '--workers slurm: Could not detect "srun"' in ended.stderr
+
+
+@pytest.mark.full
+@NEEDS_SUBMITIT
+def test_a_study_in_one_process(make_study: Callable[..., Study]) -> None:
+    study = make_study(tuning=None, seeds=[0], cases={"plain": {}})
+    ended = _run(study, "--workers", "debug", "--nodes", "2")
+    assert "2 runs trained, 0 failed, 0 missing" in ended.stdout, ended.stderr
     assert len(Store(study.results).records()) == 2
 
 
 @pytest.mark.full
+@NEEDS_SUBMITIT
+@pytest.mark.slow
 def test_killed_jobs_of_two_drivers_lose_and_double_nothing(
     make_study: Callable[..., Study],
 ) -> None:
     """Two drivers with two jobs each; three of the four are killed, one in the middle of a long run."""
-    pytest.importorskip("submitit")
     settings = {**make_study().settings, "trainer.num_rounds": 40}
     study = make_study(settings=settings, tuning=None, cases={"plain": {}}, seeds=[0, 1, 2, 3])
-    program = [Path(sys.executable).with_name("fl-train"), "study", "run", str(study.path), "--state_seconds", "0"]
+    program = [*PROGRAM, str(study.path), "--state_seconds", "0"]
     subprocess.run([*program, "--results", "alone"], check=True, capture_output=True)
     cluster = [*program, "--results", "shared", "--workers", "local", "--nodes", "2"]
     drivers = [subprocess.Popen(cluster, stdout=subprocess.PIPE, text=True) for _ in range(2)]
