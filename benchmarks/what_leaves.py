@@ -19,7 +19,7 @@ from fl_lightning.models import GCN
 from fl_lightning.relations.topology import Ring
 from fl_lightning.remote.secure import check_stage, weighting_of
 from fl_lightning.round.client import ClientModule
-from fl_lightning.round.disclosure import COUNTS, SCORES, what_leaves
+from fl_lightning.round.disclosure import COUNTS, CROSS_EDGES, SCORES, what_leaves
 from fl_lightning.run.assembly import build_nets, describe_federation
 from fl_lightning.strategies import Strategy
 
@@ -39,6 +39,12 @@ and net. In addition, the {COUNTS} leave in every stage,
 and the {SCORES} at every evaluation. Features, edges, labels and
 predictions never leave. (See `round/disclosure.py`; `communication.csv` of a run lists what leaves in every stage of
 every round.)
+
+With `data.cross_edges` the edges between clients are
+{CROSS_EDGES}.
+The methods that use them (`FedGCN`, `FedStruct`) tell the server the indices and degrees of all nodes, so that it knows
+who has edges to whom, and sums over a node's neighbors at a client: where it has only one there, that neighbor's own
+features (`FedGCN`) or degree (`FedStruct`).
 
 A decentralized strategy's messages to neighbors go through the server, which computes for all clients. *Sums only*:
 under secure aggregation the server learns nothing but the weighted sum of what leaves, and only sums of metrics

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from fl_lightning.round.disclosure import what_leaves
+from fl_lightning.round.disclosure import CROSS_EDGES, what_leaves
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Stage
 from fl_lightning.run.callback import Callback, Trainer
@@ -30,7 +30,7 @@ class CommunicationLedger(Callback):
 
     Args:
         write_stages: Also write ``communication.csv`` to the run's folder: round, stage, bytes up, down and peer, and
-            what leaves a client.
+            what leaves a client; first, if the edges between clients are kept, what these reveal.
     """
 
     def __init__(self, *, write_stages: bool = False) -> None:
@@ -47,6 +47,9 @@ class CommunicationLedger(Callback):
         if self.write_stages and trainer.fabric.is_global_zero:
             self.table = RoundTable(trainer.run.folder / "communication.csv")
             self.table.keep_before(trainer.run.round_idx)
+            if trainer.run.round_idx == 0 and trainer.run.registry.has_cross_edges:
+                nothing = {"round": 0, "stage": "data.cross_edges", "up": 0, "down": 0, "peer": 0}
+                self.table.append([{**nothing, "leaves": f"the edges between clients are {CROSS_EDGES}"}])
 
     def on_send(self, trainer: Trainer, stage: Stage, payload: Payload | None) -> None:
         """Count the bytes of a download."""

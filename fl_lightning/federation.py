@@ -46,6 +46,7 @@ class ClientRegistry:
         is_directed: Whether the edges of any client's graph may go in one direction only.
         has_edge_weights: Whether the edges of the clients' graphs have weights.
         num_edge_attributes: Number of attributes of an edge, 0 for none; the same for all clients.
+        has_cross_edges: Whether the clients know of the edges between their nodes and those of other clients.
         own_inputs: Whether features mean something else for each client.
         own_outputs: For each client how many of the outputs are its own; empty if outputs mean the same for all.
         partition_hash: SHA-256 (hex) of data, partition and split.
@@ -64,6 +65,7 @@ class ClientRegistry:
     is_directed: bool = False
     has_edge_weights: bool = False
     num_edge_attributes: int = 0
+    has_cross_edges: bool = False
     own_inputs: bool = False
     own_outputs: tuple[int, ...] = ()
     partition_hash: str = ""
@@ -116,12 +118,13 @@ def common_edges(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """What a registry states about the edges of all clients, from the facts about each client, by its name.
 
     Raises:
-        ValueError: The clients' edges do not all have the same weights or attributes.
+        ValueError: The clients' edges do not all have the same weights or attributes, or only some know of the edges
+            to other clients.
     """
     clients = [each for each in facts.values() if each]
     if not clients:
         return {}
-    for fact in ("has_edge_weights", "num_edge_attributes"):
+    for fact in ("has_edge_weights", "num_edge_attributes", "has_cross_edges"):
         if len({each[fact] for each in clients}) > 1:
             values = {name: each[fact] for name, each in facts.items()}
             raise ValueError(f"the clients' {fact} must be alike: {values}")

@@ -16,14 +16,15 @@ class ClientGraph(ClientData):
     """A client's private subgraph: features, edges, targets and the roles of its nodes, which are the examples.
 
     Shape legend: N nodes of this client, F features, E directed edges, K attributes of an edge, M largest number of
-    neighbors of a node.
+    neighbors of a node, X directed edges to and from other clients, S structure features.
 
     Attributes:
         x_NF: Node features, float32, dense.
         edge_index_2E: int64, source and target of every edge, sorted by source and then by target, no self-loops, no
             duplicates; both directions of every edge unless the graph is directed.
         node_idx_N: int64, ascending, index of each node in the prepared global graph (for its index in the graph of
-            the source, see ``FederatedDataModule.source_idx_N``).
+            the source, see ``FederatedDataModule.source_idx_N``). Nodes that a strategy has added follow: -1 if it has
+            made them, -2 - i for the node i of another client.
         neighbor_ids_NM: int64, ids of the neighbors of each node, including those lost to other clients, which all
             clients share (``callbacks/neighbor_ids.py``); 0 for none. None if they are not needed.
         edge_weight_E: Non-negative weight of each edge, float32, in the order of the edges; None if edges have none.
@@ -31,6 +32,12 @@ class ClientGraph(ClientData):
         is_directed: Whether edges or their weights may differ between the directions; a message goes from source to
             target. It is set automatically if they do differ.
         is_inductive: Whether validation and test nodes and their edges are hidden from training (:meth:`seen`).
+        cross_edge_2X: int64, source and target of every edge to or from another client, by index in the prepared global
+            graph (``data.cross_edges``); None if they are not known.
+        num_neighbors_N: int64, number of each node's neighbors at all clients, if a strategy has made it known: Â is
+            normalized by it. None for the neighbors in this graph.
+        propagated_NF: Â X of the whole graph, float, if a strategy has made it known; None for that of this graph.
+        structure_NS: Features of the structure around each node, float, if a strategy has computed them, else None.
 
     Raises:
         ValueError: The number of weights or of rows of attributes is not that of edges.
@@ -44,6 +51,10 @@ class ClientGraph(ClientData):
     edge_attr_EK: Tensor | None = None
     is_directed: bool = False
     is_inductive: bool = False
+    cross_edge_2X: Tensor | None = None
+    num_neighbors_N: Tensor | None = None
+    propagated_NF: Tensor | None = None
+    structure_NS: Tensor | None = None
 
     def __post_init__(self) -> None:
         """Check the sizes of edge weights and attributes, and whether edges go both ways."""
@@ -70,7 +81,7 @@ class ClientGraph(ClientData):
         return changed
 
     def seen(self) -> Self:
-        """The graph without validation and test nodes, their edges and all neighbor ids, if it is inductive."""
+        """The graph without validation and test nodes, their edges, neighbor ids and cross edges, if it is inductive."""
         if not self.is_inductive:
             return self
         seen_N = ~(self.val_mask_N | self.test_mask_N)
@@ -86,6 +97,7 @@ class ClientGraph(ClientData):
             **kept,
             edge_index_2E=edges_2E,
             neighbor_ids_NM=None,
+            cross_edge_2X=None,
             is_inductive=False,
         )
 
@@ -120,17 +132,18 @@ class ClientGraph(ClientData):
         sizes = torch.tensor([member.num_nodes for member in members])
         first = (sizes.cumsum(0) - sizes).tolist()
         edges = [member.edge_index_2E + start for member, start in zip(members, first, strict=True)]
-        tensors = joined_fields(members, but=("edge_index_2E", "neighbor_ids_NM"))
+        tensors = joined_fields(members, but=("edge_index_2E", "neighbor_ids_NM", "cross_edge_2X"))
         is_directed = any(member.is_directed for member in members)
         return cls(name="pool", edge_index_2E=torch.cat(edges, dim=1), is_directed=is_directed, **tensors)
 
     @property
     def edge_facts(self) -> Mapping[str, Any]:
-        """Whether edges are directed, and their weights and attributes."""
+        """Whether edges are directed, their weights and attributes, and whether those to other clients are known."""
         return {
             "is_directed": self.is_directed,
             "has_edge_weights": self.edge_weight_E is not None,
             "num_edge_attributes": 0 if self.edge_attr_EK is None else self.edge_attr_EK.shape[1],
+            "has_cross_edges": self.cross_edge_2X is not None,
         }
 
 

@@ -50,13 +50,17 @@ class GraphBatch(Batch):
     Attributes:
         node_mask: Nodes that are not padding (C, N); the ``example_mask`` if nodes are the examples.
         degree: Number of neighbors of each node, without itself, int64 (C, N); in a directed graph those that send it
-            messages.
+            messages. With those at other clients, if a strategy has made them known.
         x: The features X (C, N, F) if they are dense, else None.
-        propagated_x: Â X (C, N, F) if the features are dense and neither they nor Â are random, else None.
+        propagated_x: Â X (C, N, F) if the features are dense and neither they nor Â are random, or if a strategy has
+            made that of the whole graph known; else None.
         adjacency: The normalized adjacency Â as an (N, N) operator: row t sums what target t receives from its sources.
         sparse_x: The features as an (N, F) operator if they are sparse, else None.
         plain: The graph for nets of PyG layers, in a batch of one client (in the sequential executor).
         neighbor_ids: Ids of each node's neighbors, int64 (C, N, M), 0 for none; None if clients have none.
+        node_id: Id of each node that all clients share, from 1, int64 (C, N): negative for the nodes of other clients,
+            0 for none; None if clients do not know of the edges between them.
+        structure: Features of the structure around each node (C, N, S), if a strategy has computed them, else None.
         links: The edges as an (N, N) operator of ones without loops; None if they follow from Â, as for graphs without
             weights.
         edge_attr: Attributes of each edge (C, E, K); None if edges have none, like the next ones.
@@ -74,6 +78,8 @@ class GraphBatch(Batch):
     sparse_x: BlockSparse | None = field(metadata=NODES)
     plain: PlainGraph | None = field(default=None, metadata=ONE_CLIENT)
     neighbor_ids: Tensor | None = field(default=None, metadata=NODES)
+    node_id: Tensor | None = field(default=None, metadata=NODES)
+    structure: Tensor | None = field(default=None, metadata=NODES)
     links: BlockSparse | None = field(default=None, metadata=SQUARE)
     edge_attr: Tensor | None = field(default=None, metadata=EDGES)
     edge_mask: Tensor | None = field(default=None, metadata=EDGES)
@@ -284,11 +290,13 @@ class GraphCollator(Collator):
             "node_mask": node_mask_CN.to(self.device),
             "degree": pad([_degree(graph) for graph in graphs], self.device),
             "x": None if self.sparse_features else pad([graph.x_NF.to(self.dtype) for graph in graphs], self.device),
-            "propagated_x": None if self.sparse_features else self._propagate(graphs, adjacency),
+            "propagated_x": self._propagated(graphs, adjacency),
             "adjacency": adjacency.to(self.device, self.operator_dtype),
             "sparse_x": self._features(graphs, node_mask_CN.shape[1]) if self.sparse_features else None,
             "plain": PlainGraph(graphs[0], device=self.device, dtype=self.dtype) if len(graphs) == 1 else None,
             "neighbor_ids": self._neighbor_ids(graphs, node_mask_CN.shape[1]),
+            "node_id": self._node_ids(graphs),
+            "structure": self._structure(graphs),
             "links": self._links(graphs, node_mask_CN.shape[1]),
             **edge_fields(
                 graphs,
@@ -317,6 +325,8 @@ class GraphCollator(Collator):
         index_2E = torch.cat([edges_2E, node_mask_CN.flatten().nonzero().t().expand(2, -1)], dim=1)
         weight_E = self._weights(graphs, index_2E.shape[1])
         degree = torch.bincount(index_2E[0], weight_E, minlength=node_mask_CN.numel())
+        if any(graph.num_neighbors_N is not None for graph in graphs):  # also those at other clients
+            degree = (pad([_degree(graph) for graph in graphs], node_mask_CN.device) + node_mask_CN).flatten()
         scale = degree.to(self.exact_dtype).rsqrt()
         values = scale[index_2E[0]] * scale[index_2E[1]]
         return BlockSparse.from_coordinates(
@@ -363,6 +373,33 @@ class GraphCollator(Collator):
         )
         return links.to(self.device, self.operator_dtype)
 
+    def _node_ids(self, graphs: Sequence[ClientGraph]) -> Tensor | None:
+        """The shared ids of every client's nodes."""
+        if any(graph.cross_edge_2X is None for graph in graphs):
+            return None
+        return pad([graph.node_idx_N + 1 for graph in graphs], self.device)
+
+    def _structure(self, graphs: Sequence[ClientGraph]) -> Tensor | None:
+        """The structure features; zeros for clients that have none yet."""
+        known = [graph.structure_NS for graph in graphs if graph.structure_NS is not None]
+        if not known:
+            return None
+        zero_S = torch.zeros_like(known[0][0])
+        rows = [g.structure_NS if g.structure_NS is not None else zero_S.expand(g.num_nodes, -1) for g in graphs]
+        return pad(rows, self.device).to(self.dtype)
+
+    def _propagated(self, graphs: Sequence[ClientGraph], adjacency: BlockSparse) -> Tensor | None:
+        """Â X, as it is known to the clients or computed from their own graphs; None to compute it in every step."""
+        known = [graph.propagated_NF for graph in graphs]
+        if all(each is None for each in known):
+            return None if self.sparse_features else self._propagate(graphs, adjacency)
+        rows = [graph.x_NF if each is None else each for graph, each in zip(graphs, known, strict=True)]
+        known_CNF = pad([each.to(self.dtype) for each in rows], self.device)
+        if all(each is not None for each in known):
+            return known_CNF
+        is_known_C = torch.tensor([each is not None for each in known], device=self.device)
+        return torch.where(is_known_C[:, None, None], known_CNF, self._propagate(graphs, adjacency))
+
     def _propagate(self, graphs: Sequence[ClientGraph], adjacency: BlockSparse) -> Tensor:
         """Â X of every client, dense, (C, N, F)."""
         x_CNF = pad([graph.x_NF.to(self.exact_dtype) for graph in graphs], torch.device("cpu"))
@@ -380,6 +417,8 @@ class GraphCollator(Collator):
 
 def _degree(graph: "ClientGraph") -> Tensor:
     """Number of neighbors that send messages to each node, (N,)."""
+    if graph.num_neighbors_N is not None:
+        return graph.num_neighbors_N
     return torch.bincount(graph.edge_index_2E[1], minlength=graph.num_nodes)
 
 

@@ -27,6 +27,7 @@ class Asked:
         root: Folder of the data sets.
         cache_dir: Folder of derived files.
         seed: Of all draws.
+        cross_edges: Keep the edges between clients.
     """
 
     partitioner: Partitioner | None
@@ -34,10 +35,12 @@ class Asked:
     root: Path
     cache_dir: Path
     seed: int
+    cross_edges: bool = False
 
     def identity(self, source: Mapping[str, Any], **more: Any) -> dict[str, Any]:
         """What the clients of a source depend on, as JSON-ready values."""
-        return {"source": source, "splitter": self.splitter.identity(), "seed": self.seed, **more}
+        kept = {"cross_edges": True} if self.cross_edges else {}
+        return {"source": source, "splitter": self.splitter.identity(), "seed": self.seed, **kept, **more}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,9 +17,10 @@ from fl_lightning.data.allocation import Allocation, Asked
 from fl_lightning.data.heterogeneity.base import Heterogeneity, check_heterogeneity, with_heterogeneity
 from fl_lightning.data.partition.partitioners import Partitioner
 from fl_lightning.data.partition.table import PartitionTable
-from fl_lightning.data.settings import check_count, check_folder, check_seed
-from fl_lightning.data.sources.base import Source
+from fl_lightning.data.settings import check_count, check_flag, check_folder, check_seed
+from fl_lightning.data.sources.base import GraphSource, Source
 from fl_lightning.data.sources.folders import cache_folder, data_root
+from fl_lightning.data.sources.links import Links
 from fl_lightning.data.sources.own import as_source
 from fl_lightning.data.split import Splitter
 from fl_lightning.federation import ClientRegistry, UserNames
@@ -49,6 +50,8 @@ class FederatedDataModule(LightningDataModule, Counted):
             what the clients hold after partition and split (:mod:`fl_lightning.data.heterogeneity`); None for none.
         relation_graph: Draws or reads the client relation graph; None for the one that the data set has, if any.
         batch_size: Examples of a mini-batch; None for all of a client's at once. Nodes are trained full-batch.
+        cross_edges: Tell each client of the edges between its nodes and those of other clients, as both ends know of
+            them in many federations; methods such as ``FedGCN`` need it. For a graph that is cut into disjoint clients.
         steps_per_epoch: None for epochs that are passes: each client's training examples in random order, cut into
             mini-batches. A number for sampling: an epoch consists of that many mini-batches, each drawn independently.
         drop_last: Leave out the last mini-batch of a pass if it is short (for nets with ``BatchNorm``, which cannot
@@ -82,6 +85,7 @@ class FederatedDataModule(LightningDataModule, Counted):
         *,
         heterogeneity: list[Heterogeneity] | None = None,
         relation_graph: Topology | None = None,
+        cross_edges: bool = False,
         batch_size: int | None = None,
         steps_per_epoch: int | None = None,
         drop_last: bool = False,
@@ -107,6 +111,13 @@ class FederatedDataModule(LightningDataModule, Counted):
                 "data.drop_last is for passes in mini-batches: set data.batch_size and leave data.steps_per_epoch unset"
             )
         check_seed("data.seed", seed)
+        check_flag("data.cross_edges", cross_edges)
+        if cross_edges and not (isinstance(self.source, GraphSource) and self.source.is_cut_by(partitioner)):
+            hint = ": set candidates to across on Links" if isinstance(self.source, Links) else ""
+            raise ValueError(
+                "data.cross_edges is for the nodes of a graph that is cut into clients, but data.source is "
+                f"{type(self.source).__name__}: leave it out{hint}"
+            )
         for name, part, base in (
             ("partitioner", partitioner, Partitioner),
             ("splitter", splitter, Splitter),
@@ -118,6 +129,7 @@ class FederatedDataModule(LightningDataModule, Counted):
         self.splitter = splitter or self.source.default_splitter
         self.heterogeneity = check_heterogeneity(heterogeneity)
         self.relation_graph = relation_graph
+        self.cross_edges = cross_edges
         self.batch_size = batch_size
         self.steps_per_epoch = steps_per_epoch
         self.drop_last = drop_last
@@ -137,6 +149,7 @@ class FederatedDataModule(LightningDataModule, Counted):
             root=self.root,
             cache_dir=self.cache_dir,
             seed=self.seed,
+            cross_edges=self.cross_edges,
         )
 
     def prepare_data(self) -> None:

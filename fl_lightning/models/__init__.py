@@ -21,6 +21,7 @@ from fl_lightning.models.plain import PlainNet, PyGNet
 from fl_lightning.models.pooled_gcn import PooledGCN
 from fl_lightning.models.projection_gcn import ProjectionGCN
 from fl_lightning.models.spectral_gnn import SpectralGNN
+from fl_lightning.models.structure_gcn import StructureGCN
 from fl_lightning.models.structure_proxy import ProxySAGE
 from fl_lightning.models.twin import Twin
 
@@ -50,5 +51,6 @@ __all__ = [
     "ProxySAGE",
     "PyGNet",
     "SpectralGNN",
+    "StructureGCN",
     "Twin",
 ]

@@ -33,10 +33,12 @@ def convolve(x_NF: Tensor | None, weight_FD: Tensor, bias_D: Tensor | None, batc
     features: BlockSparse | None = None
     adjacency: BlockSparse | None = batch.adjacency
     if x_NF is None:
-        x_NF, features = batch.propagated_x, batch.sparse_x
+        x_NF = batch.propagated_x
         if x_NF is not None:
             adjacency = None
-        elif features is None:
+        elif batch.sparse_x is not None:
+            features = batch.sparse_x
+        else:
             x_NF = batch.x
     if weight_FD.dim() > 2 or batch.node_mask.dim() > 1:
         if weight_FD.dim() == 2:

@@ -25,7 +25,7 @@ from fl_lightning.round.privacy import SecretNumbers
 from fl_lightning.round.stage import Evaluation
 from fl_lightning.run import settings
 from fl_lightning.run.assembly import build_nets, describe_federation, executor_for
-from fl_lightning.run.checks import check_architectures, check_directions, check_inductive
+from fl_lightning.run.checks import check_architectures, check_cross_edges, check_directions, check_inductive
 from fl_lightning.run.privacy import check_privacy
 from fl_lightning.strategies import Strategy
 from fl_lightning.tasks import Drawing, task_of
@@ -88,6 +88,7 @@ class Membership:
         registry = _registry(start, client_data)
         strategy.check_task(registry.task)
         check_directions(strategy, registry)
+        check_cross_edges(strategy, registry)
         strategy.check_client(model)
         strategy.complete(model, registry)  # with the strategy's own net if the job names none
         guard.admit_nets(model, registry.num_outputs)

@@ -11,6 +11,8 @@ from fl_lightning.round.stage import ClientOutput, Stage
 #: What also leaves a client, in every stage and at every evaluation.
 COUNTS = "numbers of training examples and of local steps"
 SCORES = "numerator and denominator of each metric and split"
+#: What other clients know before anything is sent, where the edges between clients are kept (``data.cross_edges``).
+CROSS_EDGES = "known beforehand to the clients at both ends, with the indices of their two nodes"
 
 
 def what_leaves(stage: Stage, names: Sequence[str]) -> list[str]:

@@ -25,6 +25,7 @@ from fl_lightning.round.payload import Payload
 from fl_lightning.round.selection import Selection
 from fl_lightning.run.checks import (
     check_architectures,
+    check_cross_edges,
     check_directions,
     check_edge_attributes,
     check_inductive,
@@ -156,6 +157,7 @@ def assemble(
     registry = prepare_data(fabric, datamodule)
     strategy.check_task(registry.task)
     check_directions(strategy, registry)
+    check_cross_edges(strategy, registry)
     check_own(strategy, registry)
     if registry.task.is_on_nodes:
         check_inductive(strategy, [client for client in getattr(datamodule, "clients", ()) if client is not None])

@@ -42,6 +42,19 @@ def check_directions(strategy: Strategy, registry: ClientRegistry) -> None:
         )
 
 
+def check_cross_edges(strategy: Strategy, registry: ClientRegistry) -> None:
+    """Refuse clients that do not know of the edges between them if the strategy needs these.
+
+    Raises:
+        ValueError: They do not.
+    """
+    if strategy.needs_cross_edges and not registry.has_cross_edges:
+        raise ValueError(
+            f"{type(strategy).__name__} needs the edges between the clients, but these do not know of them: set "
+            "data.cross_edges to true, for a graph that is cut into disjoint clients, or choose another strategy"
+        )
+
+
 def check_own(strategy: Strategy, registry: ClientRegistry) -> None:
     """Refuse clients with features or outputs of their own if the strategy brings these together.
 

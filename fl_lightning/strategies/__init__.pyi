@@ -24,6 +24,7 @@ from fl_lightning.strategies.mixing.fedavg_finetune import FedAvgFinetune as Fed
 from fl_lightning.strategies.mixing.fedbabu import FedBABU as FedBABU
 from fl_lightning.strategies.mixing.fedbn import FedBN as FedBN
 from fl_lightning.strategies.mixing.feddyn import FedDyn as FedDyn
+from fl_lightning.strategies.mixing.fedgcn import FedGCN as FedGCN
 from fl_lightning.strategies.mixing.fedgnn import FedGNN as FedGNN
 from fl_lightning.strategies.mixing.fedgta import FedGTA as FedGTA
 from fl_lightning.strategies.mixing.fediih import FedIIH as FedIIH
@@ -38,6 +39,7 @@ from fl_lightning.strategies.mixing.fedsage_plus import FedSagePlus as FedSagePl
 from fl_lightning.strategies.mixing.fedspray import FedSpray as FedSpray
 from fl_lightning.strategies.mixing.fedssp import FedSSP as FedSSP
 from fl_lightning.strategies.mixing.fedstar import FedStar as FedStar
+from fl_lightning.strategies.mixing.fedstruct import FedStruct as FedStruct
 from fl_lightning.strategies.mixing.fedtad import FedTAD as FedTAD
 from fl_lightning.strategies.mixing.fggp import FGGP as FGGP
 from fl_lightning.strategies.mixing.fgssl import FGSSL as FGSSL
@@ -47,6 +49,7 @@ from fl_lightning.strategies.mixing.gcfl_plus import GCFLPlus as GCFLPlus
 from fl_lightning.strategies.mixing.kin import Kin as Kin
 from fl_lightning.strategies.mixing.model_table import ModelTable as ModelTable
 from fl_lightning.strategies.mixing.moon import MOON as MOON
+from fl_lightning.strategies.mixing.neighbor_sums import NeighborSums as NeighborSums
 from fl_lightning.strategies.mixing.oracle import Oracle as Oracle
 from fl_lightning.strategies.mixing.per_fedavg import PerFedAvg as PerFedAvg
 from fl_lightning.strategies.mixing.pfedgraph import PFedGraph as PFedGraph

@@ -186,6 +186,11 @@ class Strategy(ServerState, Bounded, ABC):
         self.federation = federation
 
     @property
+    def needs_cross_edges(self) -> bool:
+        """Whether clients must know of the edges between their nodes and those of other clients."""
+        return False
+
+    @property
     def min_updates(self) -> int:
         """How many updates a round needs by the strategy's own rules; a round with fewer fails."""
         return 1

@@ -38,9 +38,10 @@ class _Slices(Partitioner):
 
 
 def small_graphs(folder: Path) -> FederatedDataModule:
-    """Graphs of 30 to 8 nodes with six features, three classes; derived files go into the folder."""
+    """Graphs of 30 to 8 nodes with six features, with cross edges, three classes; derived files go into the folder."""
     source = PlantedCommunities(num_nodes=sum(SIZES), num_communities=5, num_classes=3, num_features=6)
-    return _set_up(FederatedDataModule(source, _Slices(), GlobalSplit(), relation_graph=Ring(), cache_dir=str(folder)))
+    settings = {"relation_graph": Ring(), "cross_edges": True, "cache_dir": str(folder)}
+    return _set_up(FederatedDataModule(source, _Slices(), GlobalSplit(), **settings))  # type: ignore[arg-type]
 
 
 def small_examples(folder: Path) -> FederatedDataModule:

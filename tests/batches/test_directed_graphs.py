@@ -7,7 +7,7 @@ import torch
 from directed_graph import batch_of, directed_graph, normalized, one_batch
 
 from fl_lightning.batches import ClientGraph, GraphCollator
-from fl_lightning.batches.graphs import PlainGraph
+from fl_lightning.batches.plain_graph import PlainGraph
 from fl_lightning.batches.union import UnionCollator
 from fl_lightning.kernels.block_sparse import block_matmul
 from fl_lightning.kernels.edges import drop_edges

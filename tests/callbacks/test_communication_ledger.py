@@ -59,8 +59,10 @@ def test_stages_before_round_0_count_into_it(
     assert third["comm/bytes_up"] == 5 * BACKBONE
     assert {row["comm/bytes_down"] for row in trainer.run.history} == {5 * BACKBONE}
     lines = (tmp_path / "federation/version_0/communication.csv").read_text().splitlines()
-    assert lines[:3] == [
+    known = "known beforehand to the clients at both ends, with the indices of their two nodes"
+    assert lines[:4] == [
         "round,stage,up,down,peer,leaves",
+        f'0,data.cross_edges,0,0,0,"the edges between clients are {known}"',
         f'0,initial,{5 * embedding},0,0,"{EMBEDDING}"',
         f"0,train,{5 * BACKBONE},{5 * BACKBONE},0,the change of all parameters but head.*",
     ]

@@ -25,16 +25,18 @@ from fl_lightning.strategies import (
     S2FGL,
     AdaFGL,
     FedAvg,
+    FedGCN,
     FedGNN,
     FedPer,
     FedSagePlus,
     FedSSP,
+    FedStruct,
     FedTAD,
 )
 
 ON_GRAPHS = [kind for kind in STRATEGIES if kind.needs_graphs or kind is FedAvg]
 #: Refuse directed graphs.
-BOTH_WAYS = [FedSagePlus, FedSSP, FedTAD, FGGP]
+BOTH_WAYS = [FedGCN, FedSagePlus, FedSSP, FedStruct, FedTAD, FGGP]
 
 
 def directed(graphs: Sequence[ClientGraph], *, weighted: bool = False) -> list[ClientGraph]:
@@ -63,7 +65,7 @@ def carrying(graphs: Sequence[ClientGraph], *, weights: bool = False, attributes
 
 def test_those_that_need_both_directions_are_known() -> None:
     assert {kind for kind in STRATEGIES if kind.needs_undirected} == set(BOTH_WAYS)
-    assert [kind for kind in STRATEGIES if kind.adds_edges] == [FedSagePlus]
+    assert {kind for kind in STRATEGIES if kind.adds_edges} == {FedGCN, FedSagePlus, FedStruct}
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ON_GRAPHS if kind not in BOTH_WAYS], ids=lambda kind: kind.__name__)

@@ -21,6 +21,7 @@ OF_NODES = {
     "FGGP",
     "FGSSL",
     "FedAux",
+    "FedGCN",
     "FedGNN",
     "FedGTA",
     "FedIIH",
@@ -28,6 +29,7 @@ OF_NODES = {
     "FedSage",
     "FedSagePlus",
     "FedSpray",
+    "FedStruct",
     "FedTAD",
     "S2FGL",
 }

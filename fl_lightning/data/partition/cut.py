@@ -12,6 +12,7 @@ from typing import Any
 from torch_geometric.data import Data
 
 from fl_lightning.data.allocation import Asked
+from fl_lightning.data.partition.cross_edges import cross_edges
 from fl_lightning.data.partition.record import (
     FORMAT_VERSION,
     PartitionRecord,
@@ -78,7 +79,12 @@ def _make(data: Data, task: Task, asked: Asked, path: Path) -> PartitionRecord:
     split = copy.copy(data)
     split.y = task.target.strata(data.y)
     roles = asked.splitter(split, node_idx, asked.seed)
-    record = PartitionRecord(node_idx=tuple(node_idx), roles=tuple(roles), graph_hash=hash_graph(data))
+    record = PartitionRecord(
+        node_idx=tuple(node_idx),
+        roles=tuple(roles),
+        graph_hash=hash_graph(data),
+        cross_edges=cross_edges(data, node_idx, "data.cross_edges") if asked.cross_edges else (),
+    )
     record.save(path)
     _log.info("Partitioned %d nodes into %d clients: %s", data.num_nodes, len(node_idx), path)
     return record

@@ -37,6 +37,7 @@ def client_graphs(
                 node_idx_N=node_idx_N,
                 edge_weight_E=None if weight_E is None else weight_E[number_E],
                 edge_attr_EK=None if attr_EK is None else attr_EK[number_E],
+                cross_edge_2X=record.cross_edges[client] if record.cross_edges else None,
             )
         )
     return tuple(clients), tuple(edges_lost)

@@ -212,7 +212,8 @@ class Links(Source):
         nobody = tuple(torch.zeros(len(nodes), dtype=torch.int8) for nodes in held)
         user_names = getattr(asked.partitioner, "attribute", None) == self.source.clients_by
         names = self.source.client_names if user_names else None
-        graphs, edges_lost = client_graphs(data, dataclasses.replace(record, node_idx=held, roles=nobody), names)
+        cut = dataclasses.replace(record, node_idx=held, roles=nobody, cross_edges=())
+        graphs, edges_lost = client_graphs(data, cut, names)
         if record.cross_edges:
             edges_lost = (0,) * len(graphs)
         if self.features == "identity":
