@@ -15,6 +15,7 @@ from torch import Tensor
 from fl_lightning.batches.base import NODES, ONE_CLIENT, Batch, Collator, common_fields, pad
 from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.batches.edge_fields import EDGES, ENDS, edge_fields
+from fl_lightning.batches.known_fields import known_fields
 from fl_lightning.batches.plain_graph import PlainGraph
 from fl_lightning.kernels.block_sparse import BlockSparse, block_matmul
 from fl_lightning.kernels.csr import coordinates
@@ -295,8 +296,7 @@ class GraphCollator(Collator):
             "sparse_x": self._features(graphs, node_mask_CN.shape[1]) if self.sparse_features else None,
             "plain": PlainGraph(graphs[0], device=self.device, dtype=self.dtype) if len(graphs) == 1 else None,
             "neighbor_ids": self._neighbor_ids(graphs, node_mask_CN.shape[1]),
-            "node_id": self._node_ids(graphs),
-            "structure": self._structure(graphs),
+            **known_fields(graphs, device=self.device, dtype=self.dtype),
             "links": self._links(graphs, node_mask_CN.shape[1]),
             **edge_fields(
                 graphs,
@@ -372,21 +372,6 @@ class GraphCollator(Collator):
             entries=self._attributes(graphs, edges_2E.shape[1]),
         )
         return links.to(self.device, self.operator_dtype)
-
-    def _node_ids(self, graphs: Sequence[ClientGraph]) -> Tensor | None:
-        """The shared ids of every client's nodes."""
-        if any(graph.cross_edge_2X is None for graph in graphs):
-            return None
-        return pad([graph.node_idx_N + 1 for graph in graphs], self.device)
-
-    def _structure(self, graphs: Sequence[ClientGraph]) -> Tensor | None:
-        """The structure features; zeros for clients that have none yet."""
-        known = [graph.structure_NS for graph in graphs if graph.structure_NS is not None]
-        if not known:
-            return None
-        zero_S = torch.zeros_like(known[0][0])
-        rows = [g.structure_NS if g.structure_NS is not None else zero_S.expand(g.num_nodes, -1) for g in graphs]
-        return pad(rows, self.device).to(self.dtype)
 
     def _propagated(self, graphs: Sequence[ClientGraph], adjacency: BlockSparse) -> Tensor | None:
         """Â X, as it is known to the clients or computed from their own graphs; None to compute it in every step."""
