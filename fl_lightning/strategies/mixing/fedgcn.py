@@ -29,11 +29,12 @@ from torch import Tensor, nn
 
 from fl_lightning.batches import ClientGraph, GraphBatch
 from fl_lightning.models.gcn import GCN, ConvolutionStack, GraphConvolution
+from fl_lightning.strategies.mixing.fedavg import FedAvg
 from fl_lightning.strategies.mixing.neighbor_sums import NeighborSums
 
 
 @dataclass(kw_only=True, eq=False)
-class FedGCN(NeighborSums):
+class FedGCN(NeighborSums, FedAvg):
     """FedAvg of a GCN that receives sums over all neighbors of its nodes once.
 
     Args:

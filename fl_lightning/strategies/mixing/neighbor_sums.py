@@ -26,12 +26,12 @@ from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.program import LocalProgram
 from fl_lightning.round.stage import ClientOutput, Rows, Stage
-from fl_lightning.strategies.mixing.fedavg import FedAvg
+from fl_lightning.strategies.mixing.base import Mixing
 
 
 @dataclass(kw_only=True, eq=False)
-class NeighborSums(FedAvg):
-    """FedAvg after some exchanges of sums over neighbors."""
+class NeighborSums(Mixing):
+    """Base class of the methods whose clients exchange sums over neighbors before round 0."""
 
     #: What arrived, by exchange: the ids of the clients' nodes, and the sum for each node (on the server).
     server_state: ClassVar[tuple[str, ...]] = ("known",)
