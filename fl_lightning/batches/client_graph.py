@@ -81,7 +81,7 @@ class ClientGraph(ClientData):
         return changed
 
     def seen(self) -> Self:
-        """The graph without validation and test nodes, their edges, neighbor ids and cross edges, if it is inductive."""
+        """The graph without validation and test nodes, their edges, and all ids of others, if it is inductive."""
         if not self.is_inductive:
             return self
         seen_N = ~(self.val_mask_N | self.test_mask_N)

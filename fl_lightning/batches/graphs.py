@@ -15,7 +15,7 @@ from torch import Tensor
 from fl_lightning.batches.base import NODES, ONE_CLIENT, Batch, Collator, common_fields, pad
 from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.batches.edge_fields import EDGES, ENDS, edge_fields
-from fl_lightning.batches.known_fields import known_fields
+from fl_lightning.batches.known_fields import known_fields, known_propagation
 from fl_lightning.batches.plain_graph import PlainGraph
 from fl_lightning.kernels.block_sparse import BlockSparse, block_matmul
 from fl_lightning.kernels.csr import coordinates
@@ -286,34 +286,19 @@ class GraphCollator(Collator):
     def graph_fields(self, graphs: Sequence[ClientGraph]) -> dict[str, Any]:
         """The fields of a batch for nodes and edges."""
         node_mask_CN = pad([torch.ones(graph.num_nodes, dtype=torch.bool) for graph in graphs], torch.device("cpu"))
-        adjacency = self._adjacency(graphs, node_mask_CN)
+        adjacency, size = self._adjacency(graphs, node_mask_CN), node_mask_CN.shape[1]
         return {
             "node_mask": node_mask_CN.to(self.device),
             "degree": pad([_degree(graph) for graph in graphs], self.device),
             "x": None if self.sparse_features else pad([graph.x_NF.to(self.dtype) for graph in graphs], self.device),
             "propagated_x": self._propagated(graphs, adjacency),
             "adjacency": adjacency.to(self.device, self.operator_dtype),
-            "sparse_x": self._features(graphs, node_mask_CN.shape[1]) if self.sparse_features else None,
+            "sparse_x": self._features(graphs, size) if self.sparse_features else None,
             "plain": PlainGraph(graphs[0], device=self.device, dtype=self.dtype) if len(graphs) == 1 else None,
-            "neighbor_ids": self._neighbor_ids(graphs, node_mask_CN.shape[1]),
-            **known_fields(graphs, device=self.device, dtype=self.dtype),
-            "links": self._links(graphs, node_mask_CN.shape[1]),
-            **edge_fields(
-                graphs,
-                node_mask_CN.shape[1],
-                device=self.device,
-                dtype=self.dtype,
-                operator_dtype=self.operator_dtype,
-            ),
+            **known_fields(graphs, size, device=self.device, dtype=self.dtype),
+            "links": self._links(graphs, size),
+            **edge_fields(graphs, size, device=self.device, dtype=self.dtype, operator_dtype=self.operator_dtype),
         }
-
-    def _neighbor_ids(self, graphs: Sequence[ClientGraph], num_nodes: int) -> Tensor | None:
-        """The neighbor ids of every client's nodes; nodes that were added have none."""
-        known = [graph.neighbor_ids_NM for graph in graphs if graph.neighbor_ids_NM is not None]
-        if len(known) < len(graphs):
-            return None
-        ids_CNM = pad(known, self.device)
-        return F.pad(ids_CNM, (0, 0, 0, num_nodes - ids_CNM.shape[1]))
 
     def _adjacency(self, graphs: Sequence[ClientGraph], node_mask_CN: Tensor) -> BlockSparse:
         """Â = D^(-1/2) (A + I) D^(-1/2) of every client, exact and on the CPU.
@@ -374,16 +359,10 @@ class GraphCollator(Collator):
         return links.to(self.device, self.operator_dtype)
 
     def _propagated(self, graphs: Sequence[ClientGraph], adjacency: BlockSparse) -> Tensor | None:
-        """Â X, as it is known to the clients or computed from their own graphs; None to compute it in every step."""
-        known = [graph.propagated_NF for graph in graphs]
-        if all(each is None for each in known):
+        """Â X, as clients know it or computed from their own graphs; None to compute it in every step."""
+        if all(graph.propagated_NF is None for graph in graphs):
             return None if self.sparse_features else self._propagate(graphs, adjacency)
-        rows = [graph.x_NF if each is None else each for graph, each in zip(graphs, known, strict=True)]
-        known_CNF = pad([each.to(self.dtype) for each in rows], self.device)
-        if all(each is not None for each in known):
-            return known_CNF
-        is_known_C = torch.tensor([each is not None for each in known], device=self.device)
-        return torch.where(is_known_C[:, None, None], known_CNF, self._propagate(graphs, adjacency))
+        return known_propagation(graphs, lambda: self._propagate(graphs, adjacency), dtype=self.dtype).to(self.device)
 
     def _propagate(self, graphs: Sequence[ClientGraph], adjacency: BlockSparse) -> Tensor:
         """Â X of every client, dense, (C, N, F)."""
@@ -402,9 +381,8 @@ class GraphCollator(Collator):
 
 def _degree(graph: "ClientGraph") -> Tensor:
     """Number of neighbors that send messages to each node, (N,)."""
-    if graph.num_neighbors_N is not None:
-        return graph.num_neighbors_N
-    return torch.bincount(graph.edge_index_2E[1], minlength=graph.num_nodes)
+    known_N = graph.num_neighbors_N
+    return torch.bincount(graph.edge_index_2E[1], minlength=graph.num_nodes) if known_N is None else known_N
 
 
 def _messages(graphs: Sequence[ClientGraph], num_nodes: int) -> Tensor:
