@@ -139,7 +139,7 @@ def as_client_data(client_data: ClientData, new: Any, like: Like) -> ClientData:
     Args:
         client_data: The client's, whose class says what is expected: a graph; a list of graphs; rows as a tensor, or
             ``x`` and perhaps ``y`` and ``train_mask`` by name; or a graph whose ``edge_label_index`` (2, P) are the
-            pairs in question.
+            pairs in question, and whose ``edge_label_type`` (P,) are their relations, if links have several.
         new: What is given; ``y`` may be missing, or unknown for some examples.
         like: What it has to be like.
 
@@ -211,6 +211,7 @@ def _(client_data: ClientPairs, new: Any, like: Like) -> ClientData:
         graph=like.source.described(sending, num_nodes),
         pair_P2=pair_P2,
         candidate_M2=without_M2 if len(without_M2) else pair_P2[:1],
+        relation_P=_relations_of(graph, len(pair_P2), like) if client_data.relation_P is not None else None,
         y_N=y_P,
         **like.roles(y_P, graph.get("train_mask")),
     )
@@ -224,6 +225,21 @@ def _(client_data: ClientExamples, new: Any, like: Like) -> ClientData:
         raise ValueError(f"{NAME} is {_said(new)}: give finite numbers x, a row for each example, or x and y by name")
     y_N = like.targets(given.get("y"), len(x))
     return ClientExamples(name="new", x_NX=x.float(), y_N=y_N, **like.roles(y_N, given.get("train_mask")))
+
+
+def _relations_of(graph: Data, num_pairs: int, like: Like) -> Tensor:
+    """The relation in question of each pair, int64 (P,)."""
+    relation_P, count = graph.get("edge_label_type"), like.registry.task.plain["num_relations"]
+    are_numbers = (
+        isinstance(relation_P, Tensor) and relation_P.shape == (num_pairs,) and not relation_P.is_floating_point()
+    )
+    if are_numbers and bool(((relation_P >= 0) & (relation_P < count)).all()):
+        known_P: Tensor = relation_P.long()
+        return known_P
+    raise ValueError(
+        f"{NAME} has no edge_label_type with a relation from 0 to {count - 1} for each of {num_pairs} pairs: give the "
+        "relations in question, int64 (pairs,)"
+    )
 
 
 def numbers_of(new: ClientData) -> Tensor:

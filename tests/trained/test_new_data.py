@@ -122,6 +122,19 @@ def test_links(make_trainer, tmp_path) -> None:
         run.predict(Data(x=data.graph.x_NF, edge_index=data.graph.edge_index_2E))
 
 
+def test_links_of_several_relations(make_trainer, tmp_path) -> None:
+    source = fl.data.InMemorySource(task_data.relational_graph())
+    run = loaded(make_trainer, task_data.link_data(tmp_path, source=source))
+    data = run.data(run.names[0])
+    new = Data(x=data.graph.x_NF, edge_index=data.graph.edge_index_2E, edge_label_index=data.pair_P2.t())
+    for wrong in (None, data.relation_P[1:], data.relation_P + 1, data.relation_P.float()):
+        new.edge_label_type = wrong
+        with pytest.raises(ValueError, match="has no edge_label_type with a relation from 0 to 1 for each"):
+            run.predict(new)
+    new.edge_label_type = data.relation_P
+    assert torch.allclose(run.predict(new, run.names[0]), run.predictions()[run.names[0]], atol=1e-6)
+
+
 def test_rows(make_trainer, tmp_path) -> None:
     data = fl.FederatedDataModule(Lines(), cache_dir=str(tmp_path))
     data.setup()
