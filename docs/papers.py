@@ -60,6 +60,10 @@ EQUATIONS: dict[str, list[str]] = {
         r"h \leftarrow h - \tfrac{\alpha}{N} \sum_{i \in S} (\theta_i - \theta), \qquad "
         r"\theta \leftarrow \tfrac{1}{|S|} \sum_{i \in S} \theta_i - \tfrac{1}{\alpha} h",
     ],
+    "FedGCN": [
+        r"s_v = \sum_k \sum_{u \text{ of } k,\ \tilde A_{vu} = 1} \frac{x_u}{\sqrt{d_u + 1}}, \qquad "
+        r"(\hat A X)_v = \frac{s_v}{\sqrt{d_v + 1}}, \qquad \theta \leftarrow \sum_i w_i\, \theta_i"
+    ],
     "FedGNN": [
         r"H^{(2)} = \big((1-\beta)\, \hat A H^{(1)} + \beta\, \bar e\big) W + b, \qquad "
         r"\beta_v = \frac{m_v}{m_v + d_v + 1}"
@@ -130,6 +134,10 @@ EQUATIONS: dict[str, list[str]] = {
         r"s \leftarrow \tanh(\mathrm{GCN}(s)), \qquad x \leftarrow \mathrm{ReLU}\big(\mathrm{GIN}([x \,\|\, "
         r"s])\big), \qquad "
         r"\theta_s \leftarrow \sum_i w_i\, \theta_{s,i}"
+    ],
+    "FedStruct": [
+        r"t_v = [s_v, (\hat A s)_v, \dots, (\hat A^L s)_v], \qquad "
+        r"\text{logits} = (\tilde D_i^{-1} \tilde A_i)^{L'} \operatorname{MLP}(X) + W t"
     ],
     "FedTAD": [
         r"\kappa_{ic} = \frac{R_{ic}}{\sum_j R_{jc}}, \qquad D(f) = \sum_{i,c} \kappa_{ic} "
@@ -223,6 +231,7 @@ ARXIV: dict[str, str] = {
     "FedBN": "2102.07623",
     "FedDyn": "2111.04263",
     "FedGNN": "2102.04925",
+    "FedStruct": "2402.19163",
     "FedOpt": "2003.00295",
     "FedPer": "1912.00818",
     "FedProto": "2105.00243",

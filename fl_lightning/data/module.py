@@ -18,7 +18,7 @@ from fl_lightning.data.heterogeneity.base import Heterogeneity, check_heterogene
 from fl_lightning.data.partition.partitioners import Partitioner
 from fl_lightning.data.partition.table import PartitionTable
 from fl_lightning.data.settings import check_count, check_flag, check_folder, check_seed
-from fl_lightning.data.sources.base import GraphSource, Source
+from fl_lightning.data.sources.base import Source
 from fl_lightning.data.sources.folders import cache_folder, data_root
 from fl_lightning.data.sources.links import Links
 from fl_lightning.data.sources.own import as_source
@@ -112,7 +112,7 @@ class FederatedDataModule(LightningDataModule, Counted):
             )
         check_seed("data.seed", seed)
         check_flag("data.cross_edges", cross_edges)
-        if cross_edges and not (isinstance(self.source, GraphSource) and self.source.is_cut_by(partitioner)):
+        if cross_edges and not (self.source.keeps_cross_edges and self.source.is_cut_by(partitioner)):
             hint = ": set candidates to across on Links" if isinstance(self.source, Links) else ""
             raise ValueError(
                 "data.cross_edges is for the nodes of a graph that is cut into clients, but data.source is "

@@ -44,6 +44,8 @@ class Source(Counted, ABC):
 
     #: Whether clients' training examples can be drawn in mini-batches.
     takes_batches: ClassVar[bool] = True
+    #: Whether the edges between clients can be kept where it is cut (``data.cross_edges``).
+    keeps_cross_edges: ClassVar[bool] = False
     #: What the classes are called, in their order; None where that is not known. A graph's own ``class_names`` win.
     class_names: tuple[str, ...] | None = None
 
@@ -132,6 +134,7 @@ class GraphSource(Source):
     """
 
     takes_batches = False
+    keeps_cross_edges = True
     #: Whether the papers take the largest component of this data set: what it leaves out is then no surprise.
     benchmark: ClassVar[bool] = False
     #: The split that its links come with (``data/sources/links.py``); None for none.

@@ -44,6 +44,7 @@ class FedGCN(NeighborSums, FedAvg):
     num_hops: int = 2
 
     default_net = GCN
+    own_net = True
 
     def __post_init__(self) -> None:
         """Check the settings."""
