@@ -3,15 +3,15 @@
     FL_DATA_ROOT=... .venv/bin/python benchmarks/method_speed.py
     FL_DATA_ROOT=... .venv/bin/python benchmarks/method_speed.py --only fgssl flow
 
-A method is a file configs/<name>_cora.yaml. FedAvg has its net, optimizer and epochs; the two run one after the other,
-a few rounds of each, with one thread. Seconds are the median round's, of the process's CPU, without evaluation. Writes
-benchmarks/results/method_speed.csv (what is there of other methods is kept) and method_speed.md.
+A method is a file configs/<name>_cora.yaml or configs/papers/<name>_cora.yaml. FedAvg has its net, optimizer and
+epochs; the two run one after the other, a few rounds of each, with one thread. Seconds are the median round's, of the
+process's CPU, without evaluation. Writes benchmarks/results/method_speed.csv (what is there of other methods is kept) and method_speed.md.
 """
 
 import argparse
 
 import torch
-from methods import CASES, RESULTS, ROOT, read, run, write
+from methods import CASES, RESULTS, ROOT, config_of, read, run, write
 
 from fl_lightning.yaml_input import read_yaml
 
@@ -23,8 +23,8 @@ PHASES = {"adafgl, second phase": ("adafgl", "--strategy.init_args.num_federated
 def measure(name: str, num_rounds: int) -> dict[str, str]:
     """Both, in CPU seconds of a round."""
     method, *phase = PHASES.get(name, (name,))
-    config = read_yaml(ROOT / "configs" / f"{method}_cora.yaml")
-    arguments = ["fit", f"--config=configs/{method}_cora.yaml", *CASES["Cora-20"], f"--trainer.num_rounds={num_rounds}"]
+    config = read_yaml(ROOT / config_of(method))
+    arguments = ["fit", f"--config={config_of(method)}", *CASES["Cora-20"], f"--trainer.num_rounds={num_rounds}"]
     settings = config["strategy"].get("init_args", {})
     epochs = sum(settings.get(setting, 0) for setting in ("num_epochs", "num_head_epochs")) or 1
     metrics = run([*arguments, *phase, "--trainer.accelerator=cpu"])
@@ -37,7 +37,11 @@ def measure(name: str, num_rounds: int) -> dict[str, str]:
 
 def main() -> None:
     """Measure what was asked for and rewrite file and table."""
-    known = sorted(file.stem.removesuffix("_cora") for file in (ROOT / "configs").glob("*_cora.yaml"))
+    known = sorted(
+        file.stem.removesuffix("_cora")
+        for file in (ROOT / "configs").rglob("*_cora.yaml")
+        if file.parent.name != "sweeps"
+    )
     known += PHASES
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", choices=known, default=known, metavar="NAME")

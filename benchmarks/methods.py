@@ -4,8 +4,8 @@
     FL_DATA_ROOT=... .venv/bin/python benchmarks/methods.py --only fedavg moon --cases Cora-10 --seeds 0
     FL_DATA_ROOT=... .venv/bin/python benchmarks/methods.py --missing
 
-A method is a file configs/<name>_cora.yaml; ``--only`` names some, and its default is all that were measured before.
-Every metric is of one ``fl-train fit`` whose command stands beside it; test accuracy is that of the round that
+A method is a file configs/<name>_cora.yaml or configs/papers/<name>_cora.yaml; ``--only`` names some, and its default
+is all that were measured before. Every metric is of one ``fl-train fit`` whose command stands beside it; test accuracy is that of the round that
 validation chose. Writes benchmarks/results/methods.csv, one row for each run (what is there of other runs is kept), and
 methods.md, a table of it beside the best public metrics known (benchmarks/published.csv).
 
@@ -57,10 +57,16 @@ class CpuClock(Callback):
         metrics["cpu_round"] = time.process_time() - self.start
 
 
+def config_of(method: str) -> Path:
+    """The configuration of a method, which may be a paper's."""
+    files = (Path("configs", folder, f"{method}_cora.yaml") for folder in ("", "papers"))
+    return next(file for file in files if (ROOT / file).exists())
+
+
 def command(method: str, case: str, seed: int) -> list[str]:
     """The arguments of ``fl-train`` for one metric."""
     seeds = (f"--data.seed={seed}", f"--seed_everything={seed}")
-    return ["fit", f"--config=configs/{method}_cora.yaml", *CASES[case], *seeds]
+    return ["fit", f"--config={config_of(method)}", *CASES[case], *seeds]
 
 
 def run(arguments: list[str]) -> dict[str, float]:
@@ -131,7 +137,11 @@ def _percent(result: list[dict[str, str]], name: str) -> str:
 def main() -> None:
     """Run what was asked for and rewrite file and table."""
     path = RESULTS / "methods.csv"
-    known = sorted(file.stem.removesuffix("_cora") for file in (ROOT / "configs").glob("*_cora.yaml"))
+    known = sorted(
+        file.stem.removesuffix("_cora")
+        for file in (ROOT / "configs").rglob("*_cora.yaml")
+        if file.parent.name != "sweeps"
+    )
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", choices=known, metavar="NAME")
     parser.add_argument("--cases", nargs="*", default=["Cora-10", "CiteSeer-10"], choices=list(CASES))

@@ -48,9 +48,9 @@ features (`FedGCN`) or degree (`FedStruct`).
 
 A decentralized strategy's messages to neighbors go through the server, which computes for all clients. *Sums only*:
 under secure aggregation the server learns nothing but the weighted sum of what leaves, and only sums of metrics
-([below](#under-secure-aggregation)). If `validate_every` is set (`Kin`, `FedAux`, `FedPub`, `SheafRidge`), the
-numerator and denominator of the validation metric leave for each model that is tried. `Pooled` is not in the table: it
-trains on all clients' data in one place, and sites refuse it.
+([below](#under-secure-aggregation)). If `validate_every` is set (`Kin`, `FedAux`, `LocalAux`, `FedPub`, `SheafRidge`),
+the numerator and denominator of the validation metric leave for each model that is tried. `Pooled` is not in the table:
+it trains on all clients' data in one place, and sites refuse it.
 
 | strategy | stage | what leaves the client | sums only |
 |---|---|---|---|

@@ -168,6 +168,10 @@ EQUATIONS: dict[str, list[str]] = {
     ],
     "Kin": [r"W_{ij} = (1 - s)\, \operatorname{softmax}_j\big(\tau S_{ij} + \log n_j\big) + s\, w_j"],
     "Local": [r"\theta_i \leftarrow \theta_i - \eta \nabla f_i(\theta_i)"],
+    "LocalAux": [
+        r"W_{ij} = (1 - s) \frac{\exp(\tau \cos(a_i, a_j))}{\sum_k \exp(\tau \cos(a_i, a_k))} + s\, w_j, \qquad "
+        r"\theta_i \leftarrow \sum_j W_{ij}\, \theta_j, \qquad a_i \text{ stays with client } i"
+    ],
     "MOON": [
         r"f_i - \mu \log \frac{e^{\cos(z, z_g)/T}}{e^{\cos(z, z_g)/T} + e^{\cos(z, z_p)/T}}, \qquad "
         r"\theta \leftarrow \sum_{i \in S} w_i\, \theta_i"

@@ -101,7 +101,8 @@ def _shipped(name: str) -> Path:
     folder = package / "configs"
     if not folder.is_dir():  # of a clone
         folder = package.parent / "configs"
-    known = sorted(path.stem for path in folder.glob("*.yaml"))
+    files = (path for pattern in ("*.yaml", "papers/*.yaml") for path in folder.glob(pattern))
+    known = sorted(path.relative_to(folder).with_suffix("").as_posix() for path in files)
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         advice = f"did you mean {SHIPPED}{near[0]}? " if near else ""

@@ -1,8 +1,9 @@
 """Keep the results of studies where nothing but names has changed: of settings, classes, methods, cases or studies.
 
     python studies/migrate.py --since 78c8e8d
-    python studies/migrate.py --since 78c8e8d --method "FedSheafHN=SheafHN" --method "client similarity:Kin, old=Kin,
-    new" python studies/migrate.py --since 78c8e8d --study client similarity=similar_clients client similarity ten_seeds
+    python studies/migrate.py --since 78c8e8d --method "FedSheafHN=SheafHN" --method "similar:Kin, old=Kin, new"
+    python studies/migrate.py --since 78c8e8d --study similar=similar_clients similar_clients ten_seeds
+    python studies/migrate.py @studies/names/local_aux.txt convergence_a
 
 A run's key is a digest of its settings, so that another name gives another key to the same numbers. This lists all runs
 that the studies and configurations of a commit stand for (with the code of that commit), and those of today, pairs them
@@ -10,6 +11,9 @@ by study, method, case, purpose, seed and the values of the grid, and writes tod
 results of these studies, or of all. Where a record would be lost or two would become one, it writes nothing and says
 so; what was done before is not done again. Nothing is trained, and nothing here can tell whether the numbers are still
 the same: `fl-train study check` can.
+
+A file with an argument a line may stand for arguments (``@FILE``): those in ``studies/names`` are what was renamed, for
+results that are brought in later under the names of before.
 
 A method's grid is drawn by its name: a study that renames one gives it `drawn_as: <old name>`.
 """
@@ -261,6 +265,7 @@ def migrate(commit: str, names: Names, studies: Sequence[str] = ()) -> list[str]
         raise WrongMigration(f"studies/{missing[0]}.yaml is no file")
     old: dict[str, list[Run]] = defaultdict(list)
     for run in old_runs(commit):
+        names.place(run)  # a name counts as known wherever a study has it
         old[run.study].append(run)
     plan: list[tuple[Study, Path, Pairs, int]] = []
     for name, runs in old.items():
@@ -295,7 +300,9 @@ def migrate(commit: str, names: Names, studies: Sequence[str] = ()) -> list[str]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, fromfile_prefix_chars="@"
+    )
     parser.add_argument(
         "studies", nargs="*", metavar="STUDY", help="today's names of the studies; all if none is given"
     )

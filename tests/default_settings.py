@@ -47,6 +47,12 @@ def data_alone(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def file_of(config: str) -> Path:
+    """The file of a configuration, which may be a paper's."""
+    folder = ROOT / "configs"
+    return next(path for path in (folder / f"{config}.yaml", folder / "papers" / f"{config}.yaml") if path.exists())
+
+
 def arguments_of(config: Path, num_rounds: int, seed: int) -> list[str]:
     """What trains a configuration for some rounds."""
     return [f"--config={config}", f"--trainer.num_rounds={num_rounds}", f"--seed_everything={seed}"]
@@ -66,8 +72,9 @@ def main() -> None:
             if sys.argv[1:] and row["config"] not in sys.argv[1:]:
                 continue
             seeds = [int(seed) for seed in row["seeds"].split()]
-            config = ROOT / "configs" / f"{row['config']}.yaml"
-            metrics = [accuracy(arguments_of(config, int(row["rounds"]), seed), Path(folder)) for seed in seeds]
+            metrics = [
+                accuracy(arguments_of(file_of(row["config"]), int(row["rounds"]), seed), Path(folder)) for seed in seeds
+            ]
             row["own"] = f"{sum(metrics) / len(metrics):.4f}"
             sys.stdout.write(f"{row['config']} {row['own']}\n")
     with TABLE.open("w", newline="") as file:
@@ -79,7 +86,7 @@ def main() -> None:
 def write_default(config: str, folder: Path) -> Path:
     """Write what is left of a configuration without its settings; returns the file."""
     path = folder / f"{config}.yaml"
-    path.write_text(yaml.safe_dump(data_alone(yaml.safe_load((ROOT / "configs" / f"{config}.yaml").read_text()))))
+    path.write_text(yaml.safe_dump(data_alone(yaml.safe_load(file_of(config).read_text()))))
     return path
 
 

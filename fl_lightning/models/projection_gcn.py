@@ -15,6 +15,7 @@ MLP's input depends on this; the other half has passed ReLU and dropout as in a 
 Shape legend: N nodes, F features, D hidden channels.
 """
 
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Literal, get_args
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 from fl_lightning.batches.graphs import GraphBatch
 from fl_lightning.kernels.kernel_smoothing import kernel_smooth
 from fl_lightning.models.gcn import ConvolutionStack, GraphConvolution, layer_widths
-from fl_lightning.models.masked_gcn import MaskedGraphConvolution
+from fl_lightning.models.masked_gcn import MaskedGraphConvolution, MaskedLinear
 from fl_lightning.models.output import NetOutput
 
 KernelInput = Literal["embedding", "activation"]
@@ -93,6 +94,7 @@ class ProjectionGCN(ConvolutionStack):
         tolerance: Largest absolute error of a kernel value.
         sequence_kernel: Width of the Conv1D of ``hard``, odd.
         head_layers: Linear layers of the classifier; with 2 there is a hidden layer of D channels.
+        masked_head: Use FED-PUB's masks in the classifier, too, as the released code does.
     """
 
     def __init__(
@@ -112,6 +114,7 @@ class ProjectionGCN(ConvolutionStack):
         tolerance: float = 1e-6,
         sequence_kernel: int = 3,
         head_layers: int = 1,
+        masked_head: bool = False,
     ) -> None:
         for name, value, kinds in (("ordering", ordering, Ordering), ("kernel_reads", kernel_reads, KernelInput)):
             if value not in get_args(kinds):
@@ -141,7 +144,8 @@ class ProjectionGCN(ConvolutionStack):
         hard = ordering == "hard"
         self.sequence = nn.Linear(sequence_kernel * hidden_channels, hidden_channels) if hard else None
         head_widths = [2 * hidden_channels] + [hidden_channels] * (head_layers - 1) + [out_channels]
-        self.head = nn.ModuleList(nn.Linear(*pair) for pair in itertools.pairwise(head_widths))
+        linear = functools.partial(MaskedLinear, prune_below=prune_below) if masked_head else nn.Linear
+        self.head = nn.ModuleList(linear(*pair) for pair in itertools.pairwise(head_widths))
 
     def forward(self, batch: GraphBatch) -> NetOutput:
         """Return logits and embeddings of all nodes of one client."""

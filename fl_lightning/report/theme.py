@@ -34,7 +34,7 @@ NUM_SERIES = sum(name.startswith("series-") for name in COLORS)
 #: Line styles, by which more series than colors are told apart.
 _DASHES = ("-", "--", ":", "-.")
 #: Methods that are often compared have a color each; others have one by their name.
-_METHODS = ("FedAvg", "SCAFFOLD", "SheafRidge", "FedPer", "FedSheafHN", "FedOpt", "FedAux", "Local")
+_METHODS = ("FedAvg", "SCAFFOLD", "SheafRidge", "FedPer", "FedSheafHN", "FedOpt", "LocalAux", "Local")
 
 _STAND_INS = {name: f"#0001{index:02x}" for index, name in enumerate(COLORS)}
 _NAMES = {color: name for name, color in _STAND_INS.items()}

@@ -47,6 +47,7 @@ from fl_lightning.strategies.mixing.flow import Flow as Flow
 from fl_lightning.strategies.mixing.gcfl import GCFL as GCFL
 from fl_lightning.strategies.mixing.gcfl_plus import GCFLPlus as GCFLPlus
 from fl_lightning.strategies.mixing.kin import Kin as Kin
+from fl_lightning.strategies.mixing.local_aux import LocalAux as LocalAux
 from fl_lightning.strategies.mixing.model_table import ModelTable as ModelTable
 from fl_lightning.strategies.mixing.moon import MOON as MOON
 from fl_lightning.strategies.mixing.neighbor_sums import NeighborSums as NeighborSums

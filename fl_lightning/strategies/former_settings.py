@@ -18,6 +18,7 @@ FORMER_SETTINGS: Mapping[str, Mapping[str, str]] = {
         "output_scale": "is gone: the hypernetwork starts as printed",
         "clean_weights": "is gone: dropout is as printed",
     },
+    "FedAux": dict.fromkeys(("sign_free", "mix_projection"), "moved to LocalAux"),
     "SheafRidge": dict.fromkeys(_ALWAYS, "is no setting any more: it is always as configurations had it")
     | dict.fromkeys(("output_scale", "clean_weights"), "is gone: the last layer is fitted"),
 }

@@ -32,9 +32,9 @@ PLANTED = [
 #: A graph that cannot be exchanged, because the configuration asks for its ground truth.
 SUPER_CLUSTERS = ["--data.source.init_args.num_nodes=400"]
 NUM_CLIENTS, NUM_EXAMPLES = 12, 72
-ALL = sorted(CONFIGS.glob("*.yaml"))
+ALL = sorted([*CONFIGS.glob("*.yaml"), *CONFIGS.glob("papers/*.yaml")])
 #: Those that the first tier runs: of each family, on graphs and on examples.
-SIX = ("quickstart", "fedaux_cora", "fedsheafhn_cora", "fedrep_fl60", "panacea_dg60", "sheaf_fmtl_har")
+SIX = ("quickstart", "local_aux_cora", "fedsheafhn_cora", "fedrep_fl60", "panacea_dg60", "sheaf_fmtl_har")
 
 
 def tiny(config: dict[str, Any]) -> list[str]:
@@ -140,7 +140,7 @@ def test_config_runs(
 
 
 def test_run_name_is_the_file_name() -> None:
-    for path in set(CONFIGS.glob("*.yaml")) - {CONFIGS / f"{name}.yaml" for name in OVERLAYS}:
+    for path in set(ALL) - {CONFIGS / f"{name}.yaml" for name in OVERLAYS}:
         assert yaml.safe_load(path.read_text())["trainer"]["run_name"] == path.stem
 
 

@@ -16,7 +16,8 @@ from fl_lightning.remote.job_schema import MAX_BYTES, TRAINER_SETTINGS, Job, Not
 from fl_lightning.remote.registry import Registry, settings_of, wanted
 from fl_lightning.trainer import FederatedTrainer
 
-CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+FOLDER = Path(__file__).parents[2] / "configs"
+CONFIGS = sorted([*FOLDER.glob("*.yaml"), *FOLDER.glob("papers/*.yaml")])
 #: Configurations whose callbacks read the clients' data, which no job does.
 WITH_DATA = {"fedgnn_cora.yaml", "similarity_study.yaml"}
 

@@ -14,18 +14,19 @@ SMALL = {
     "source": {"class_path": "PlantedCommunities", "init_args": {"num_nodes": 600, "num_features": 128, "noise": 0.3}},
     "partitioner": "GivenPartitioner",
 }
-SIX = ("fedavg_cora", "fedopt_cora", "pfedme_cora", "dpsgd_cora", "fedaux_cora", "sfl_cora")
+SIX = ("fedavg_cora", "fedopt_cora", "pfedme_cora", "dpsgd_cora", "local_aux_cora", "sfl_cora")
 
 
 def test_the_table_names_every_configuration_of_cora_and_of_fl60() -> None:
     actual = {path.stem for kind in ("cora", "fl60") for path in default_settings.ROOT.glob(f"configs/*_{kind}.yaml")}
-    others = {"fedavg_mask_cora", "fedavg_links_cora"}  # FedAux without its mixing, and another task
+    actual |= {"fedaux_cora", "fedsheafhn_cora"}  # of configs/papers
+    others = {"fedavg_mask_cora", "fedavg_links_cora"}  # LocalAux without its mixing, and another task
     assert set(ROWS) == actual - others
 
 
 @pytest.mark.parametrize("name", list(ROWS))
 def test_what_is_left_of_a_configuration_are_its_data(name: str) -> None:
-    config = yaml.safe_load((default_settings.ROOT / "configs" / f"{name}.yaml").read_text())
+    config = yaml.safe_load(default_settings.file_of(name).read_text())
     left = data_alone(config)
     assert set(left) == {"data", "strategy", "trainer"}
     settings = {} if isinstance(left["strategy"], str) else left["strategy"]["init_args"]
@@ -35,7 +36,7 @@ def test_what_is_left_of_a_configuration_are_its_data(name: str) -> None:
 @pytest.mark.parametrize("name", SIX)
 @pytest.mark.filterwarnings("ignore")
 def test_defaults_are_near_the_own_configuration_on_a_small_graph(name: str, tmp_path: Path) -> None:
-    config = yaml.safe_load((default_settings.ROOT / "configs" / f"{name}.yaml").read_text())
+    config = yaml.safe_load(default_settings.file_of(name).read_text())
     relations = {key: value for key, value in config["data"].items() if key == "relation_graph"}
     config["data"] = SMALL | relations
     actual = {}

@@ -33,6 +33,7 @@ CONTENT: dict[str, Any] = {
     "tuning": {"seeds": [7], "budget": 4, "grid": {"model.optimizer.lr": [0.01, 0.05, 0.1, 0.2]}},
     "history": ["val/acc"],
 }
+STUDIES_OF_METHODS = ("leaderboard_a", "fedaux_settings", "fedaux_projection", "client_similarity")
 COMMAND = ["git", "-c", "user.name=T", "-c", "user.email=t@example.org"]
 
 
@@ -146,7 +147,9 @@ def test_every_record_has_its_new_key_and_names(before: Study, script: Any, caps
     assert (study.results / "files" / "New" / "narrow" / "0" / "picture.png").read_text() == "a picture"
 
     after = results(study)
-    script.main(["--since", "HEAD", *RENAMED, "tiny"])
+    rules = [f"{kind}={name}" for kind, name in zip(RENAMED[::2], RENAMED[1::2], strict=True)]
+    Path("names.txt").write_text("\n".join(["--since=HEAD", *rules, ""]))
+    script.main(["@names.txt", "tiny"])
     assert "0 have new keys, 0 new labels" in capsys.readouterr().out
     assert results(study) == after
 
@@ -184,6 +187,27 @@ def test_a_record_that_would_be_lost_is_named_and_nothing_written(before: Study,
     write({**content, "cases": CONTENT["cases"]})
     assert "has no run" in refusal(script, "--method", "Old, own=New", "small")
     assert results(study) == there
+
+
+def test_names_of_other_studies_are_known(before: Study, script: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """A list of what was renamed in all studies serves for one of them."""
+    there = results(before)
+    dependent = write({**DEPENDENT, "methods": {"Local": CONTENT["methods"]["Local"]}}, "dependent")
+    assert dependent.methods
+    script.main(["--since", "HEAD", "--method", "dependent:Old, own=New", "--method", "dependent:Other=Else", "small"])
+    assert "0 have new keys" in capsys.readouterr().out
+    assert results(before) == there
+
+
+@pytest.mark.parametrize("path", sorted(SCRIPT.parent.glob("names/*.txt")), ids=lambda path: path.stem)
+def test_kept_names_are_arguments_that_lead_to_methods(path: Path, script: Any) -> None:
+    since, *rules = path.read_text().splitlines()
+    assert since.startswith("--since=")
+    methods = {name: set(Study(SCRIPT.parent / f"{name}.yaml").methods) for name in STUDIES_OF_METHODS}
+    for rule in rules:
+        assert rule.startswith("--method=")
+        (study, _), new = script._rule(rule.removeprefix("--method="))
+        assert any(new in known for name, known in methods.items() if not study or name == study)
 
 
 def test_two_records_never_become_one(before: Study, script: Any) -> None:

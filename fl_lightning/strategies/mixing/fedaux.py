@@ -4,17 +4,18 @@ Zhuo et al.: "Personalized Subgraph Federated Learning with Differentiable Auxil
 ``models/projection_gcn.py`` (eqs. 1 to 6); the server mixes θ_i <- Σ_j W_ij θ_j with
 W_ij = exp(τ cos(a_i, a_j)) / Σ_k exp(τ cos(a_i, a_k)) (eqs. 7 and 8), τ = 10.
 
-Departures, all of them settings. As printed, the APVs start alike, turn slowly and are averaged every round, so they
-stay aligned (cosines above 0.99) and mixing is uniform. By default the APV stays with its client (``mix_projection``)
-and learns faster than the rest (``projection_lr_multiplier``); it has no weight decay, which could only change its
-length, not its direction. Similarity may be |cos| instead (``sign_free``), and a share of W may go to the whole
-federation (``common_share``). ``configs/fedaux_cora_paper.yaml`` is the algorithm as printed.
+The paper's text leaves open the learning rate and weight decay (here Adam with 0.01 and none), whether h is read before
+or after the last ReLU, how deep the "simple MLP classifier" is (here one linear layer, as in the released code, where
+it has a mask, too), and the weight of FED-PUB's penalty on the masks (here 0).
+
+As printed, the APVs start alike, turn slowly and are averaged every round, so they stay aligned (cosines above 0.99)
+and mixing is uniform. :class:`~fl_lightning.strategies.LocalAux` is this project's variant in which they do not.
 """
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 from torch.optim import Adam, Optimizer
@@ -27,6 +28,7 @@ from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.privacy import RecordPrivacy
 from fl_lightning.round.stage import ClientOutput
+from fl_lightning.strategies.former_settings import former_settings
 from fl_lightning.strategies.mixing.base import example_weights
 from fl_lightning.strategies.mixing.similarity_mixing import SimilarityMixing
 from fl_lightning.strategies.objectives import sparse_masks
@@ -43,7 +45,7 @@ class FedAuxClient(ClientModule):
     Args:
         net: Builds the net from (number of features, number of classes); it has a parameter ``projection``.
         optimizer: Builds the client's optimizer from its parameters.
-        projection_lr_multiplier: The APV's learning rate as a multiple of the optimizer's.
+        projection_lr_multiplier: The APV's learning rate as a multiple of the optimizer's (paper: 1).
         projection_weight_decay: The APV's weight decay; None for the optimizer's.
         unit_norm_projection: Scale the APV to length one after every step, as in Theorem 3.1.
         gradient_clip_val: As in :class:`ClientModule`.
@@ -57,8 +59,8 @@ class FedAuxClient(ClientModule):
         net: list[NetFactory] | NetFactory | None = None,
         optimizer: OptimizerFactory | None = None,
         *,
-        projection_lr_multiplier: float = 30.0,
-        projection_weight_decay: float | None = 0.0,
+        projection_lr_multiplier: float = 1.0,
+        projection_weight_decay: float | None = None,
         unit_norm_projection: bool = False,
         gradient_clip_val: float | None = None,
         running_statistics: Literal["personal", "shared"] = "personal",
@@ -97,16 +99,14 @@ def send_projection(client: ClientModule, parameters: Parameters, batch: Batch, 
     return parameters[PROJECTION].clone()
 
 
+@former_settings
 @dataclass(kw_only=True, eq=False)
 class FedAux(SimilarityMixing):
-    """Mixing by the similarity of auxiliary projection vectors.
+    """Mixing by the similarity of auxiliary projection vectors, which are mixed like all that is shared (eq. 8).
 
     Args:
         personal: Shell-style patterns of parameters that are kept local: the masks of a masked backbone.
         similarity_temperature: τ, at least 0 (paper: 10).
-        sign_free: Similarity is the absolute value of the cosine: a and -a arrange the nodes in the same way, so an
-            APV's sign carries no information.
-        mix_projection: Mix the APVs with the other parameters (eq. 8); else each client keeps its own.
         personalized: Mix by similarity; else average by training examples (ablation FedAvg-mask).
         mask_sparsity_weight: FED-PUB's λ1, of the L1 norm of the masks; 0 for a backbone without masks.
         proximal_weight: FED-PUB's λ2, of the squared distance to the received parameters; no effect with one epoch per
@@ -114,17 +114,13 @@ class FedAux(SimilarityMixing):
     """
 
     personal: Sequence[str] = ("*mask*",)
-    similarity_temperature: float = 5.0
-    sign_free: bool = False
-    mix_projection: bool = False
+    similarity_temperature: float = 10.0
     personalized: bool = True
-    mask_sparsity_weight: float = 1e-5
+    mask_sparsity_weight: float = 0.0
     proximal_weight: float = 0.0
 
-    client_class = FedAuxClient
-    default_optimizer = functools.partial(
-        Adam, lr=0.03, fused=True
-    )  # chosen by validation in studies/fedaux_settings.yaml
+    client_class: ClassVar[type[ClientModule]] = FedAuxClient
+    default_optimizer = functools.partial(Adam, lr=0.01, fused=True)
     default_net = ProjectionGCN
     own_net = True
     needs_graphs = needs_nodes = True
@@ -135,15 +131,12 @@ class FedAux(SimilarityMixing):
         super().__post_init__()
         self.require_at_least(0, "mask_sparsity_weight", "proximal_weight")
 
-    def kept_patterns(self, federation: Federation) -> Sequence[str]:
-        """The APV is also kept local, unless it is mixed."""
-        return self.personal if self.mix_projection else (*self.personal, PROJECTION)
-
     def setup(self, federation: Federation) -> None:
         """Check that the clients have an APV."""
         if PROJECTION not in federation.parameters:
             raise ValueError(
-                "FedAux needs a net with a parameter 'projection': set model.net to fl_lightning.models.ProjectionGCN"
+                f"{type(self).__name__} needs a net with a parameter 'projection': set model.net to "
+                "fl_lightning.models.ProjectionGCN"
             )
         super().setup(federation)
         self._penalty = sparse_masks(
@@ -156,11 +149,6 @@ class FedAux(SimilarityMixing):
     def signature_output(self) -> ClientOutput:
         """The APV."""
         return send_projection
-
-    def similarity(self, signature_CD: Tensor, other_KD: Tensor) -> Tensor:
-        """Cosines of the APVs, (C, K), without their sign if ``sign_free``."""
-        cosine_CK = super().similarity(signature_CD, other_KD)
-        return cosine_CK.abs() if self.sign_free else cosine_CK
 
     def penalty(self) -> Penalty | None:
         """FED-PUB's penalties, if they are on."""

@@ -291,7 +291,7 @@ def test_only_the_named_outputs_are_invented(federation, make_model, make_traine
 
 def test_a_mixed_projection_vector_is_the_invented_one(attacked) -> None:
     attack = SameValueAttack(clients=[2])
-    _, before, after = attacked(attack, FedAux(mix_projection=True))
+    _, before, after = attacked(attack, FedAux())
 
     for (_, honest), (_, arrived) in zip(before.up, after.up, strict=True):
         assert torch.equal(honest.parameters["projection"], honest.extras["projection"])

@@ -10,8 +10,9 @@ from torch.optim import SGD, Adam
 from fl_lightning import Participation, SequentialExecutor, StackedExecutor
 from fl_lightning.data import ClientGraph
 from fl_lightning.models import GCN, NetOutput, ProjectionGCN
-from fl_lightning.strategies import FedAux, Local
+from fl_lightning.strategies import FedAux, Local, LocalAux
 from fl_lightning.strategies.mixing.fedaux import FedAuxClient
+from fl_lightning.strategies.mixing.local_aux import LocalAuxClient
 
 RATE, TEMPERATURE = 0.1, 2.0
 #: One training target for each client: what its projection is drawn to, and its number.
@@ -32,7 +33,7 @@ class Follower(nn.Module):
         return NetOutput(residual_N3, residual_N3)
 
 
-class Pull(FedAuxClient):
+class Pull(LocalAuxClient):
     def loss(self, output, batch) -> Tensor:
         return 0.5 * (output.logits.square().sum(dim=1) * batch.train_mask).sum()
 
@@ -63,8 +64,8 @@ def model(**settings) -> Pull:
     return Pull(Follower, functools.partial(SGD, lr=RATE), **settings)
 
 
-def strategy(**settings) -> FedAux:
-    return FedAux(**{"personal": [], "mask_sparsity_weight": 0.0, "similarity_temperature": TEMPERATURE, **settings})
+def strategy(**settings) -> LocalAux:
+    return LocalAux(**{"personal": [], "mask_sparsity_weight": 0.0, "similarity_temperature": TEMPERATURE, **settings})
 
 
 @both_executors
@@ -108,8 +109,8 @@ def test_opposite_vectors_are_alike_without_their_sign() -> None:
     projection_CD = torch.tensor([[1.0, 0.0], [-2.0, 0.0], [0.6, -0.8]])
     expected_CC = torch.tensor([[1.0, -1.0, 0.6], [-1.0, 1.0, -0.6], [0.6, -0.6, 1.0]])
 
-    torch.testing.assert_close(FedAux(sign_free=False).similarity(projection_CD, projection_CD), expected_CC)
-    torch.testing.assert_close(FedAux(sign_free=True).similarity(projection_CD, projection_CD), expected_CC.abs())
+    torch.testing.assert_close(FedAux().similarity(projection_CD, projection_CD), expected_CC)
+    torch.testing.assert_close(LocalAux(sign_free=True).similarity(projection_CD, projection_CD), expected_CC.abs())
 
 
 @both_executors
@@ -236,3 +237,29 @@ def test_impossible_settings_are_refused() -> None:
         FedAuxClient(projection_lr_multiplier=0.0)
     with pytest.raises(ValueError, match="similarity_temperature"):
         FedAux(similarity_temperature=-1.0)
+
+
+def test_fedaux_is_the_paper_and_says_where_the_rest_is() -> None:
+    paper = FedAux()
+    assert (paper.similarity_temperature, paper.mask_sparsity_weight, paper.common_share) == (10.0, 0.0, 0.0)
+    client = FedAuxClient()
+    assert (client.projection_lr_multiplier, client.projection_weight_decay) == (1.0, None)
+    for name in ("sign_free", "mix_projection"):
+        with pytest.raises(TypeError, match=rf"FedAux\({name}=...\): {name} moved to LocalAux"):
+            FedAux(**{name: True})
+
+
+def test_the_paper_mixes_the_vectors_and_our_variant_keeps_them(federation, make_model, make_trainer) -> None:
+    for kind, mixed in ((FedAux, True), (LocalAux, False)):
+        trainer = make_trainer(num_rounds=1)
+        trainer.fit(make_model(kind), federation, kind())
+        assert ("projection" in trainer.run.strategy.models) == mixed
+        assert type(trainer.run.strategy) is kind
+
+
+def test_the_released_codes_classifier_has_a_mask(federation, make_model, make_trainer) -> None:
+    trainer = make_trainer(num_rounds=1)
+    trainer.fit(make_model(FedAux, masked_head=True), federation, FedAux())
+    masks = {name for name in trainer.run.federation.parameters if name.startswith("head") and "mask" in name}
+    assert masks == {"head.0.mask"}
+    assert not masks & set(trainer.run.strategy.models)
