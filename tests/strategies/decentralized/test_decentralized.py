@@ -302,6 +302,28 @@ def test_a_star_of_identity_maps_is_personalized_federated_learning() -> None:
     torch.testing.assert_close(strategy.models_CP, expected)
 
 
+def test_a_star_of_selections_is_hybrid_federated_learning() -> None:
+    """The paper's eq. 16: P_i0 is the identity, P_0i selects the server's parameters that client i has."""
+    strategy = SheafFMTL(
+        topology=Star(), regularization=0.3, map_step_size=0, projection_fraction=1, maps=identity_maps()
+    )
+    sizes = (4, 2, 3, 1)
+    strategy.setup(small_federation(*sizes))
+    before = torch.tensor(
+        [[1.0, -2.0, 0.5, 3.0], [4.0, 0.5, 0.0, 0.0], [-3.0, 6.0, 1.0, 0.0], [2.0, 0.0, 0.0, 0.0]], dtype=torch.float64
+    )
+    strategy.models_CP = before.clone()
+    selected = torch.tensor([[1.0] * size + [0.0] * (4 - size) for size in sizes], dtype=torch.float64)
+    gradient = selected * torch.tensor([[0.0], [1.0], [-1.0], [0.2]], dtype=torch.float64)
+
+    strategy.aggregate(strategy.stages(0)[0], upload_of((before - 0.5 * gradient).tolist()))
+
+    residual = selected * (before - before[0])  # θ_i - Π_i θ_0; the center's own is 0
+    pull = residual.clone()
+    pull[0] = -residual.sum(dim=0)
+    torch.testing.assert_close(strategy.models_CP, before - 0.5 * (gradient + 0.3 * pull))
+
+
 # ------------------------------------------------------------------------------------------------------ convergence
 
 

@@ -1,0 +1,95 @@
+"""The theorems of the papers, as far as they can be computed, and where they fail (docs/explanation/*-theory.md)."""
+
+import importlib.util
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "theory.py"
+
+
+@pytest.fixture(scope="module")
+def theory() -> Any:
+    spec = importlib.util.spec_from_file_location("theory", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# ---------------------------------------------------------------- Panacea
+
+
+def test_panacea_iii_2_without_a_graph_the_risk_is_that_of_the_lost_clients(theory: Any) -> None:
+    nobody = torch.zeros(20, 20)
+    g = theory.aggregation(nobody, 3)
+    assert torch.equal(g, torch.eye(20, dtype=torch.float64))
+    assert theory.printed_risk(g, 4, 10, 5) == pytest.approx(2 * 10 * 5 * 4 / 20)
+    assert theory.attacked_risk(g, 4, 10, 5, draws=400) == pytest.approx(2 * 10 * 5 * 4 / 20, rel=0.05)
+
+
+def test_panacea_iii_3_holds_for_independent_embeddings(theory: Any) -> None:
+    g = theory.aggregation(theory.client_graph(20, 0.1), 1)
+    printed = theory.printed_risk(g, 4, 10, 5)
+    assert 0 < printed < 2 * 10 * 5 * 4 / 20
+    assert theory.attacked_risk(g, 4, 10, 5, draws=400) == pytest.approx(printed, rel=0.08)
+
+
+def test_panacea_iii_3_in_a_clique_nothing_is_lost(theory: Any) -> None:
+    g = theory.aggregation(torch.ones(20, 20) - torch.eye(20), 1)
+    assert theory.printed_risk(g, 4, 10, 5) == pytest.approx(0, abs=1e-20)
+    assert theory.attacked_risk(g, 4, 10, 5, draws=5) == pytest.approx(0, abs=1e-20)
+
+
+def test_panacea_iii_3_is_a_bound_under_the_papers_own_assumption(theory: Any) -> None:
+    """With V* G = V* the embeddings are alike in every component, and less is lost."""
+    graph = theory.client_graph(20, 0.1)
+    g, component = theory.aggregation(graph, 1), theory.components(graph)
+    true = torch.randn(5, 20, dtype=torch.float64)[:, component]
+    torch.testing.assert_close(true @ g, true)
+    printed = theory.printed_risk(g, 4, 10, 5)
+    assert theory.attacked_risk(g, 4, 10, 5, draws=400, component_N=component) < 1.05 * printed
+
+
+# ---------------------------------------------------------------- Sheaf-FMTL
+
+
+def test_sheaf_fmtl_1_the_mean_squared_gradient_falls_as_one_over_k(theory: Any) -> None:
+    descent = theory.small_sheaf(1000)
+    assert all(after <= before for before, after in itertools.pairwise(descent.objective))
+    sums = list(itertools.accumulate(descent.squared_gradients))
+    assert math.isfinite(descent.bound)
+    assert sums[-1] <= descent.bound
+    assert sums[-1] < 1.05 * sums[499]  # K times the mean no longer grows
+
+
+def test_sheaf_fmtl_1_lacks_a_condition(theory: Any) -> None:
+    """α < 2 / (N L) and η < 2 / (λ D²) hold, α (L + λ ‖L_F‖) < 2 does not, and Ψ grows."""
+    descent = theory.counter_example(4)
+    assert descent.objective[0] == pytest.approx(9)
+    assert descent.objective[0] < descent.objective[1] < descent.objective[2] < descent.objective[3]
+    assert descent.objective[2] > 1e6
+    assert descent.bound == math.inf
+
+
+# ---------------------------------------------------------------- FedAux
+
+
+@pytest.mark.parametrize("bandwidth", [1.0, 0.1])
+def test_fedaux_3_1_fails_under_cross_entropy(theory: Any, bandwidth: float) -> None:
+    """Were the gradient -Σ a to first order, every cosine would be near 1."""
+    cosines = theory.gradient_cosines(bandwidth, 30)
+    assert abs(sum(cosines) / len(cosines)) < 0.3
+    assert 7 <= sum(value > 0 for value in cosines) <= 23
+
+
+def test_fedaux_3_2_a_narrow_kernel_is_sorting(theory: Any) -> None:
+    errors = [theory.sorting_error(bandwidth) for bandwidth in (1.0, 0.1, 1e-2, 1e-3, 1e-5)]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] > 0.5
+    assert errors[-1] < 1e-6
