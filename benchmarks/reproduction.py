@@ -1,0 +1,77 @@
+"""Which tables and figures of the four papers are reproduced: the table of docs/results/reproduction.md.
+
+    .venv/bin/python benchmarks/reproduction.py
+
+``reproduction.csv`` lists what the papers print. Where it names a study, a method and a case, our result is the mean of
+the committed runs in studies/results, and the verdict follows from it: *reproduced* if it is no more than a standard
+deviation over seeds, or one percent of the printed number, worse than what is printed; else *not reproduced*; *not run*
+without runs. All other verdicts stand in the list, with the file that shows it. Writes
+benchmarks/results/reproduction.md.
+"""
+
+import csv
+import statistics
+from pathlib import Path
+
+from fl_lightning.direction import direction_of
+from fl_lightning.study.store import Store
+
+ROOT = Path(__file__).parents[1]
+LIST = Path(__file__).with_name("reproduction.csv")
+PAGE = LIST.parent / "results" / "reproduction.md"
+VERDICTS = ("reproduced", "level", "not reproduced", "not run", "impossible from the text")
+
+
+def entries() -> list[dict[str, str]]:
+    """What the papers print, one entry each."""
+    with LIST.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def results(study: str, method: str, case: str, metric: str) -> list[float]:
+    """The metric of each reported seed, in the unit that is printed."""
+    factor = 100 if metric.endswith("acc") else 1000
+    records = Store(ROOT / "studies" / "results" / study).records().values()
+    those = (each for each in records if (each["method"], each["case"], each["purpose"]) == (method, case, "report"))
+    return [factor * each["result"][metric] for each in those if metric in (each.get("result") or {})]
+
+
+def verdict(metric: str, printed: float, ours: list[float]) -> str:
+    """Whether a printed number is reproduced.
+
+    Example:
+        >>> verdict("test/acc", 83.0, [82.0, 84.0]), verdict("test/acc", 83.0, [80.0, 80.4]), verdict("test/mse", 2.6, [])
+        ('reproduced', 'not reproduced', 'not run')
+    """
+    if not ours:
+        return "not run"
+    spread = statistics.stdev(ours) if len(ours) > 1 else 0.0
+    sign = 1 if direction_of(metric) == "min" else -1
+    worse = sign * (statistics.mean(ours) - printed)
+    return "reproduced" if worse <= max(spread, 0.01 * printed) else "not reproduced"
+
+
+def row(entry: dict[str, str]) -> str:
+    """A line of the table."""
+    found, ours = entry["verdict"], ""
+    if entry["study"]:
+        values = results(entry["study"], entry["method"], entry["case"], entry["metric"])
+        found = found or verdict(entry["metric"], float(entry["printed"]), values)
+        if values:
+            spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+            ours = f"{statistics.mean(values):.1f}{spread}"
+    if found not in VERDICTS:
+        raise ValueError(f"{LIST}: {found!r} is no verdict: give one of {', '.join(VERDICTS)}")
+    reason = entry["reason"] or f"studies/{entry['study']}.yaml"
+    cells = (entry["paper"], entry["item"], entry["case"], entry["printed"], ours, found, reason)
+    return "| " + " | ".join(cells) + " |"
+
+
+def text() -> str:
+    """The table."""
+    head = ["| paper | item | what | printed | ours | verdict | reason, or where |", "|---|---|---|---|---|---|---|"]
+    return "\n".join([*head, *map(row, entries()), ""])
+
+
+if __name__ == "__main__":
+    PAGE.write_text(text())
