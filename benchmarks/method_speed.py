@@ -5,7 +5,8 @@
 
 A method is a file configs/<name>_cora.yaml or configs/papers/<name>_cora.yaml. FedAvg has its net, optimizer and
 epochs; the two run one after the other, a few rounds of each, with one thread. Seconds are the median round's, of the
-process's CPU, without evaluation. Writes benchmarks/results/method_speed.csv (what is there of other methods is kept) and method_speed.md.
+process's CPU, without evaluation. Writes benchmarks/results/method_speed.csv (what is there of other methods is kept)
+and method_speed.md.
 """
 
 import argparse

@@ -40,8 +40,10 @@ def verdict(metric: str, printed: float, ours: list[float]) -> str:
     """Whether a printed number is reproduced.
 
     Example:
-        >>> verdict("test/acc", 83.0, [82.0, 84.0]), verdict("test/acc", 83.0, [80.0, 80.4]), verdict("test/mse", 2.6, [])
-        ('reproduced', 'not reproduced', 'not run')
+        >>> verdict("test/acc", 83.0, [82.0, 84.0]), verdict("test/acc", 83.0, [80.0, 80.4])
+        ('reproduced', 'not reproduced')
+        >>> verdict("test/mse", 2.6, [])
+        'not run'
     """
     if not ours:
         return "not run"

@@ -2,11 +2,12 @@
 
     .venv/bin/python benchmarks/theory.py
 
-Panacea's Theorems III.2 and III.3 by Monte Carlo, Sheaf-FMTL's Theorem 1 by gradient descent on a small problem, FedAux's
-Theorems 3.1 and 3.2 on drawn embeddings. Nothing is trained on data; it takes seconds. Writes
+Panacea's Theorems III.2 and III.3 by Monte Carlo, Sheaf-FMTL's Theorem 1 by gradient descent on a small problem,
+FedAux's Theorems 3.1 and 3.2 on drawn embeddings. Nothing is trained on data; it takes seconds. Writes
 benchmarks/results/theory_*.md and docs/pictures/theory_*.png. The same functions are tested in tests/theory.
 
-Shape legend: N clients (in FedAux nodes), D parameters (channels), K channels of embeddings, M attacked clients, E edges.
+Shape legend: N clients (in FedAux nodes), D parameters (channels), K channels of embeddings, M attacked clients, E
+edges.
 """
 
 from collections.abc import Sequence
@@ -251,7 +252,9 @@ def main() -> None:
         rows.append([printed_risk(g, ATTACKED, *size), *drawn])
         lines.append(f"| {probability:g} | " + " | ".join(f"{value:.1f}" for value in rows[-1]) + " |")
     pyplot.figure(figsize=(6, 3.5))
-    for label, values in zip(("printed", "Monte Carlo", "Monte Carlo, V* G = V*"), zip(*rows, strict=True), strict=True):
+    for label, values in zip(
+        ("printed", "Monte Carlo", "Monte Carlo, V* G = V*"), zip(*rows, strict=True), strict=True
+    ):
         pyplot.plot(PROBABILITIES, values, marker="o", label=label)
     pyplot.xlabel("probability of an edge between two clients")
     pyplot.ylabel("expected risk")

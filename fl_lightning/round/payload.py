@@ -14,6 +14,11 @@ from torch import Tensor
 FLAT = "flat"
 
 
+def _are_same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same numbers, of which a client that diverged has some that are none."""
+    return one.shape == other.shape and torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Payload:
     """Named tensors of some clients, detached, each with a leading client dimension.
@@ -36,10 +41,8 @@ class Payload:
     lengths: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        both = sorted(
-            self.parameters.keys() & self.extras.keys()
-        )  # a tensor that is in both under one name is communicated once
-        if different := [name for name in both if not torch.equal(self.parameters[name], self.extras[name])]:
+        both = sorted(self.parameters.keys() & self.extras.keys())  # such a tensor is communicated once
+        if different := [name for name in both if not _are_same(self.parameters[name], self.extras[name])]:
             raise ValueError(
                 f"payload: {different} name parameters and client outputs; a client output needs a name of its own"
             )

@@ -21,6 +21,7 @@ OF_NODES = {
     "FGGP",
     "FGSSL",
     "FedAux",
+    "LocalAux",
     "FedGCN",
     "FedGNN",
     "FedGTA",

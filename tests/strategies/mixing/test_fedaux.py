@@ -162,7 +162,7 @@ def test_stragglers_are_constrained_alike(federation, make_model, make_trainer, 
 
 def test_the_projection_has_settings_of_its_own() -> None:
     factory = functools.partial(Adam, lr=0.02, weight_decay=0.3)
-    client = FedAuxClient(ProjectionGCN, factory, projection_lr_multiplier=5.0)
+    client = FedAuxClient(ProjectionGCN, factory, projection_lr_multiplier=5.0, projection_weight_decay=0.0)
     client.build(4, 2)
 
     optimizer = client.configure_optimizers()
@@ -260,6 +260,6 @@ def test_the_paper_mixes_the_vectors_and_our_variant_keeps_them(federation, make
 def test_the_released_codes_classifier_has_a_mask(federation, make_model, make_trainer) -> None:
     trainer = make_trainer(num_rounds=1)
     trainer.fit(make_model(FedAux, masked_head=True), federation, FedAux())
-    masks = {name for name in trainer.run.federation.parameters if name.startswith("head") and "mask" in name}
+    masks = {name for name in trainer.run.executor.state().parameters if name.startswith("head") and "mask" in name}
     assert masks == {"head.0.mask"}
     assert not masks & set(trainer.run.strategy.models)
