@@ -6,8 +6,8 @@
 
 A method is a file configs/<name>_cora.yaml or configs/papers/<name>_cora.yaml; ``--only`` names some, and its default
 is all that were measured before. Every metric is of one ``fl-train fit`` whose command stands beside it; test accuracy
-is that of the round that validation chose. Writes benchmarks/results/methods.csv, one row for each run (what is there of
-other runs is kept), and methods.md, a table of it beside the best public metrics known (benchmarks/published.csv).
+is that of the round that validation chose. Writes benchmarks/results/methods.csv, one row for each run (what is there
+of other runs is kept), and methods.md, a table of it beside the best public metrics known (benchmarks/published.csv).
 
 Seconds are of the process's CPU, for one thread: those of the exchanges (``train``) and of the whole round, with its
 evaluation. The runs are made one after another in one process; they do not depend on each other.
