@@ -54,7 +54,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("WANDB_MODE", "disabled")
     monkeypatch.setenv("FL_DATA_ROOT", str(write_graph_sets(tmp_path / "data")))
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
-    for path in tmp_path.glob("configs/*.yaml"):
+    for path in tmp_path.glob("configs/**/*.yaml"):
         settings: dict[str, Any] = yaml.safe_load(path.read_text())
         if "data" in settings:
             settings["trainer"] = {**settings.get("trainer", {}), "num_rounds": 2}
