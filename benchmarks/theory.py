@@ -258,6 +258,7 @@ def main() -> None:
         pyplot.plot(PROBABILITIES, values, marker="o", label=label)
     pyplot.xlabel("probability of an edge between two clients")
     pyplot.ylabel("expected risk")
+    pyplot.yscale("symlog", linthresh=0.1)
     pyplot.legend()
     keep("panacea", lines)
 
