@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -60,9 +61,8 @@ def main(arguments: Sequence[str]) -> int:
         if options.results:
             study.results = Path(options.results)
         for name, known in {"methods": list(study.methods), "cases": list(study.cases)}.items():
-            for given in getattr(options, name, None) or ():
-                if given not in known:
-                    fail(f"--{name} {given!r} is not in {study.path}: there are {', '.join(known)}")
+            if given := getattr(options, name, None):
+                setattr(options, name, _selected(study, name, given, known))
         return int(options.verb(study, options))
     except BrokenPipeError:
         raise
@@ -81,8 +81,8 @@ def _parser() -> argparse.ArgumentParser:
 
     run = verbs.add_parser("run", parents=[common], help="train the missing runs")
     run.add_argument("--processes", type=_count, help="worker processes, instead of the study's number")
-    run.add_argument("--methods", nargs="+", help="only these")
-    run.add_argument("--cases", nargs="+", help="only these")
+    run.add_argument("--methods", nargs="+", help="only these; patterns such as 'Cora*' are allowed")
+    run.add_argument("--cases", nargs="+", help="only these; patterns such as 'Cora*' are allowed")
     run.add_argument("--minutes", type=float, help="start no run after this many minutes")
     run.add_argument("--retry", action="store_true", help="retry failed runs")
     run.add_argument(
@@ -104,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
 
     checked = verbs.add_parser("check", parents=[common], help="train one run of every method again and compare")
     checked.add_argument("--processes", type=_count, help="worker processes, instead of the study's number")
-    checked.add_argument("--methods", nargs="+", help="only these")
+    checked.add_argument("--methods", nargs="+", help="only these; patterns such as 'Cora*' are allowed")
     checked.set_defaults(verb=_check)
 
     swept = verbs.add_parser("sweep", parents=[common], help="print a W&B sweep over the runs that can be trained now")
@@ -120,6 +120,14 @@ def _parser() -> argparse.ArgumentParser:
     report = verbs.add_parser("report", parents=[common], help="write report.md and its pictures beside the results")
     report.set_defaults(verb=_report)
     return parser
+
+
+def _selected(study: Study, name: str, given: Sequence[str], known: Sequence[str]) -> list[str]:
+    """The methods or cases that are meant: names, or patterns as a study's file has them."""
+    for each in given:
+        if each not in known and not any(fnmatch(one, each) for one in known):
+            fail(f"--{name} {each!r} is not in {study.path}: there are {', '.join(known)}")
+    return [one for one in known if one in given or any(fnmatch(one, each) for each in given)]
 
 
 def _count(text: str) -> int:

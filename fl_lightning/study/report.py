@@ -23,6 +23,7 @@ from fl_lightning.study.table import (
     near_the_end,
     scale_of,
     tidy,
+    units,
     what_was_run,
 )
 from fl_lightning.study.traffic import traffic
@@ -37,7 +38,7 @@ def write_report(progress: Progress, table: pd.DataFrame) -> Path:
     ranked = _without(references, table)
     comparisons = statistics.against_baselines(ranked, study.baselines)
     shown = leaderboard(progress, table)
-    parts = [f"# {study.title}", _preamble(progress, shown)]
+    parts = [f"# {study.title}", _preamble(progress, table, shown)]
     parts += ["## Test metrics", *_two_tables(progress, _leaderboard(progress, shown, table, comparisons))]
     if text := room(table, references):
         parts += ["## Room for methods", text]
@@ -90,11 +91,11 @@ def _without(references: Sequence[str], table: pd.DataFrame) -> pd.DataFrame:
     return table[~table["method"].isin(references)]
 
 
-def _preamble(progress: Progress, shown: pd.DataFrame) -> str:
+def _preamble(progress: Progress, table: pd.DataFrame, shown: pd.DataFrame) -> str:
     study, tuning = progress.study, (progress.study.other or progress.study).tuning
     lines = [
-        f"Mean ± standard deviation over seeds {', '.join(map(str, study.seeds))}; accuracy in percent, "
-        "errors as MSE × 10⁻³. Round and settings are chosen on validation. What is empty was not run.",
+        f"Mean ± standard deviation over seeds {', '.join(map(str, study.seeds))}; {units(table)}. Round and settings "
+        "are chosen on validation. What is empty was not run.",
     ]
     if lacking := what_was_run(shown)[1]:
         lines.append(f"Of these nothing was run yet: {'; '.join(lacking)}.")

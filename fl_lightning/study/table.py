@@ -50,6 +50,10 @@ def tidy(progress: Progress) -> pd.DataFrame:
     return table[[*leading, *inner, *trailing]]
 
 
+#: Metrics whose name in tables is not the one in sentences.
+_WORDS = {"acc": "accuracy", "f1": "F1", "r2": "R²", "mrr": "MRR"} | {
+    name: name.upper() for name in ("auroc", "ece", "mse", "rmse", "mae")
+}
 _LEADING = ("method", "case", "seed", "setting", "metric", "round", "val", "test", "test_std", "test_worst")
 _SPENT = ("seconds", "cpu_seconds", "training_seconds", "rounds", "bytes_up", "bytes_down", "bytes_peer", "failures")
 _TRAILING = (*COLUMNS, *_SPENT, "stale", "error", "partition", "version", "command")
@@ -104,8 +108,22 @@ def write_csv(table: pd.DataFrame, path: Path) -> None:
 
 
 def scale_of(*, is_error: bool) -> float:
-    """Factor to the displayed unit: percent, or MSE × 10⁻³."""
+    """Factor to the displayed unit: percent, or thousandths of an error."""
     return 1000.0 if is_error else 100.0
+
+
+def units(table: pd.DataFrame) -> str:
+    """The metrics of a table of results and the units in which they are displayed, in words.
+
+    Example:
+        >>> units(pd.DataFrame({"metric": ["acc", "rmse", None], "is_error": [False, True, None]}))
+        'accuracy in percent, RMSE × 10⁻³'
+    """
+    known = table[["metric", "is_error"]].dropna().drop_duplicates() if "metric" in table else table.iloc[:0]
+    names = [(_WORDS.get(metric, metric.replace("_", " ")), is_error) for metric, is_error in known.to_numpy()]
+    shares = " and ".join(name for name, is_error in names if not is_error)
+    errors = [f"{name} × 10⁻³" for name, is_error in names if is_error]
+    return ", ".join([*([f"{shares} in percent"] if shares else []), *errors]) or "no metric is known"
 
 
 def counts_errors(rows: pd.DataFrame) -> bool:

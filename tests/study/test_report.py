@@ -15,7 +15,7 @@ from fl_lightning.study.command import main
 from fl_lightning.study.definition import Study
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.report import _shown, write_report
-from fl_lightning.study.runner import Runner
+from fl_lightning.study.runner import Runner, Tally
 from fl_lightning.study.store import Store
 from fl_lightning.study.table import leaderboard, markdown, tidy
 
@@ -88,6 +88,7 @@ def test_the_same_benign_clients_everywhere(progress: Progress) -> None:
 def test_report(progress: Progress) -> None:
     path = write_report(progress, tidy(progress))
     text = path.read_text()
+    assert "0, 1, 2, 3, 4; accuracy in percent. Round and settings" in text
     assert "| FedAvg | 83.0 ± 1.6 ▲ |" in text
     assert "▼" in text
     assert "(best simple)" in text
@@ -199,6 +200,21 @@ def test_mistakes(
     (line,) = (line for line in capsys.readouterr().err.splitlines() if "error" in line)
     assert line.startswith("fl-train: error: ")
     assert expected in line
+
+
+def test_cases_are_selected_by_patterns_as_in_files(
+    write_study: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configs = {"config": "quickstart.yaml", "settings": {}}
+    write_study(cases={name: configs for name in ("Cora-10", "Cora-20", "CiteSeer-10")}, tuning=None)
+    trained: list[str] = []
+    monkeypatch.setattr(Runner, "prepare", lambda self, pool: trained.extend(case for _, case in self.groups))
+    monkeypatch.setattr(Runner, "work", lambda self, pool: Tally())
+    assert main(["run", "small.yaml", "--cases", "Cora*", "--methods", "Fed*"]) == 0
+    assert set(trained) == {"Cora-10", "Cora-20"}
+    with pytest.raises(SystemExit):
+        main(["run", "small.yaml", "--cases", "Pub*"])
+    assert "--cases 'Pub*' is not in small.yaml: there are Cora-10, Cora-20, CiteSeer-10" in capsys.readouterr().err
 
 
 def test_an_unknown_metric(progress: Progress, capsys: pytest.CaptureFixture[str]) -> None:
