@@ -7,6 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Values = NDArray[np.float64]
+#: Characters of a cell that is no sentence.
+_LONGEST_NAME = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,16 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     title: str = "Table"
+
+    def is_text(self, column: int) -> bool:
+        """Whether a column has sentences, which wrap; numbers, intervals and names stay on one line.
+
+        Example:
+            >>> table = Table(columns=["a", "interval", "why"], rows=[["1", "0.1 to 0.2", "dropped, " * 9]])
+            >>> table.is_text(1), table.is_text(2)
+            (False, True)
+        """
+        return any(len(row[column]) > _LONGEST_NAME for row in self.rows)
 
 
 @dataclass(frozen=True, kw_only=True)
