@@ -6,10 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote_plus
 
-from papers import ARXIV, EQUATIONS
+from papers import ARXIV, ELSEWHERE, EQUATIONS
 
 ROOT = Path(__file__).parents[1]
-_LEADERBOARDS = {"leaderboard_a": "Leaderboard A", "leaderboard_b": "Leaderboard B", "leaderboard_c": "Leaderboard C"}
+#: Studies with a row for a method, and the page of each.
+_STUDIES = {
+    **{f"leaderboard_{letter}": (f"Leaderboard {letter.upper()}", f"leaderboard-{letter}") for letter in "abc"},
+    **{
+        f"{paper}_printed": ("As printed", "reproduction")
+        for paper in ("fedsheafhn", "fedaux", "panacea", "sheaf_fmtl")
+    },
+    "panacea": ("Panacea's tasks", "panacea-tasks"),
+}
 _MOST_CASES = 6
 #: Between two formulas of one line: a line each fits a phone.
 _BETWEEN = re.compile(r",?\s*\\qquad(?!\s*\\text\{\(eq)\s*")
@@ -42,20 +50,22 @@ def page(strategy: type, markdown: Callable[[str], str], settings: list[str]) ->
 def config_of(name: str) -> str | None:
     """A configuration of the repository that trains it."""
     named = re.compile(rf"^strategy:\s+(?:class_path:\s+)?{name}\s*$", re.MULTILINE)
-    found = sorted((ROOT / "configs").glob("*.yaml"), key=lambda path: ("cora" not in path.name, len(path.name)))
-    return next((f"configs/{path.name}" for path in found if named.search(path.read_text())), None)
+    paths = [*(ROOT / "configs").glob("*.yaml"), *(ROOT / "configs").glob("papers/*.yaml")]
+    found = sorted(paths, key=lambda path: ("cora" not in path.name, len(path.name), path.name))
+    return next((str(path.relative_to(ROOT)) for path in found if named.search(path.read_text())), None)
 
 
 def paper_of(name: str, text: str) -> list[str]:
-    """A link to the paper: the preprint, or a search for its title."""
+    """A link to the paper: the preprint, another page of it, or a search for its title."""
     title = re.search(r'"([A-Z][^"]{20,})"', " ".join(text.split()))
     if name in ARXIV:
         words = title[1].rstrip(",.") if title else f"arXiv:{ARXIV[name]}"
         return [f"Paper: [{words}](https://arxiv.org/abs/{ARXIV[name]}).", ""]
     if title is None:
         return []
-    words = title[1].rstrip(",.")
-    return [f"Paper: [{words}](https://scholar.google.com/scholar?q={quote_plus(words)}).", ""]
+    words = title[1].rstrip(",.?")
+    link = ELSEWHERE.get(name, f"https://scholar.google.com/scholar?q={quote_plus(words)}")
+    return [f"Paper: [{words}]({link}).", ""]
 
 
 def leaves(name: str) -> list[str]:
@@ -70,10 +80,12 @@ def leaves(name: str) -> list[str]:
 
 
 def results_of(name: str) -> list[str]:
-    """Its rows in the leaderboards; forms of it with other settings have rows of their own."""
+    """Its rows in leaderboards and studies of what papers print; forms with other settings have rows of their own."""
     lines = []
-    for study, title in _LEADERBOARDS.items():
+    for study, (title, result_page) in _STUDIES.items():
         report = ROOT / "studies" / "results" / study / "report.md"
+        if not report.is_file():
+            continue
         head, *rows = re.findall(
             r"^\|.*\|$", report.read_text().partition("## Test metrics")[2].partition("\n## ")[0], re.M
         )
@@ -87,8 +99,7 @@ def results_of(name: str) -> list[str]:
             continue
         known = [place for place, value in enumerate(mine[0]) if place and value][:_MOST_CASES]
         if known:
-            page = f"../../results/{study.replace('_', '-')}.md"
-            lines += [f"| [{title}]({page}) | {' | '.join(cases[place] for place in known)} |"]
+            lines += [f"| [{title}](../../results/{result_page}.md) | {' | '.join(cases[place] for place in known)} |"]
             lines += [f"|---|{'---|' * len(known)}", f"| {mine[0][0]} | {' | '.join(mine[0][i] for i in known)} |", ""]
     if not lines:
         return ["It has no row in the leaderboards yet."]

@@ -1,7 +1,8 @@
 r"""What the pages of the methods show beside the docstrings: the update in the paper's symbols, and the preprint.
 
 A method without an entry has a page all the same, with the formulas of its docstring. Symbols: i a client, N their
-number, S those that responded, w_i shares of the training examples, θ what is averaged, f_i the client's loss.
+number, S those that responded, w_i (or p_i, where w is a model) shares of the training examples, θ what is averaged,
+f_i the client's loss.
 """
 
 #: The equations of a method's page in LaTeX, by the strategy's class.
@@ -113,11 +114,12 @@ EQUATIONS: dict[str, list[str]] = {
         r"\min_k \tfrac{1}{F} \|\tilde x_{v,p} - x_{v,k}\|^2"
     ],
     "FedSheafHN": [
-        r"X_t = \mathcal S(X_0) \ \text{ along the sheaf of the client graph, } \qquad "
-        r"X \leftarrow (1 + \tanh \epsilon)\, X - \operatorname{ELU}\big(\Delta_{\mathcal F} (I \otimes "
-        r"W_1) X W_2\big) "
-        r"\qquad \text{(eqs. 5–9)}",
-        r"\omega_i = \mathcal H\big(\operatorname{Attention}(X_t)\big)_i \qquad \text{(eqs. 10, 11)}, \qquad "
+        r"L_{\mathcal F}(X)_n = \sum_{n, m \trianglelefteq e} \mathcal F_{n \trianglelefteq e}^{\top} "
+        r"(\mathcal F_{n \trianglelefteq e}\, x_n - \mathcal F_{m \trianglelefteq e}\, x_m), \qquad "
+        r"\Delta_{\mathcal F} = D^{-1/2} L_{\mathcal F} D^{-1/2} \qquad \text{(eqs. 5, 6)}",
+        r"X_t = X_{t-1} - \sigma\big(\Delta_{\mathcal F} (I \otimes W_1) X_{t-1} W_2\big) \qquad \text{(eqs. 7, 8)}",
+        r"\omega_i = \mathcal H\big(\operatorname{softmax}\big((X A^Q)(X A^K)^{\top}\big) X A^V\big)_i "
+        r"\qquad \text{(eqs. 10, 11)}, \qquad "
         r"\Delta\varphi = (\nabla_\varphi\, \omega)^{\top} \Delta\omega \qquad \text{(eqs. 12–15)}",
     ],
     "FedSpray": [
@@ -177,9 +179,11 @@ EQUATIONS: dict[str, list[str]] = {
         r"\theta \leftarrow \sum_{i \in S} w_i\, \theta_i"
     ],
     "Panacea": [
-        r"\theta_i = \mathcal H\big(\mathrm{GNN}(A, E)_i\big), \qquad "
-        r"\Delta\varphi = (\nabla_\varphi\, \theta)^{\top} \Delta\theta + \lambda_d \nabla_\varphi L_d, \qquad "
-        r"L_d = -\sum_{i,j} \log p(A_{ij} \mid z_i, z_j)"
+        r"\min_{\psi}\ \mathcal L_{\mathcal{GH}} + \lambda_d \mathcal L_d \qquad \text{(eq. 3)}, \qquad "
+        r"\mathcal L_{\mathcal{GH}} = \tfrac{1}{2 |\mathcal T|} \sum_t \big\|\theta_t - \mathcal{GH}(h_t, A; "
+        r"\psi)\big\|^2 \qquad \text{(eq. 4)}",
+        r"\mathcal L_d = \mathbb E_{u,v} \big[-A_{uv} \log \sigma(\hat z_u^{\top} \hat z_v) - (1 - A_{uv}) \log (1 - "
+        r"\sigma(\hat z_u^{\top} \hat z_v))\big] \qquad \text{(eq. 5)}",
     ],
     "PerFedAvg": [
         r"\min_w \frac1N \sum_i f_i\big(w - \alpha \nabla f_i(w)\big), \qquad "
@@ -196,7 +200,7 @@ EQUATIONS: dict[str, list[str]] = {
     ],
     "PFedMe": [
         r"x_i \leftarrow x_i - \eta_p \big(\nabla f_i(x_i) + \lambda (x_i - w_i)\big), \qquad "
-        r"w_i \leftarrow w_i + \eta \lambda (x_i - w_i), \qquad w \leftarrow (1-\beta) w + \beta \sum_i w_i"
+        r"w_i \leftarrow w_i + \eta \lambda (x_i - w_i), \qquad w \leftarrow (1-\beta) w + \beta \sum_{i \in S} p_i w_i"
     ],
     "S2FGL": [
         r"\mathrm{CE} + \lambda_s \operatorname{mean}_v \mathrm{KL}\big(p(f'_v) \,\|\, p(f_v)\big) + "
@@ -213,7 +217,8 @@ EQUATIONS: dict[str, list[str]] = {
     "SheafFMTL": [
         r"\theta_i \leftarrow \theta_i - \alpha \Big(\nabla f_i(\theta_i) + \lambda \sum_j P_{ij}^{\top} "
         r"(P_{ij}\theta_i - P_{ji}\theta_j)\Big) \qquad \text{(eq. 18)}",
-        r"P_{ij} \leftarrow P_{ij} - \eta \lambda\, (P_{ij}\theta_i - P_{ji}\theta_j)\, \theta_i^{\top} "
+        r"P_{ij} \leftarrow P_{ij} - \eta \lambda\, (P_{ij}\theta_i - P_{ji}\theta_j)\, \theta_i^{\top} \ "
+        r"\text{ with the new } \theta "
         r"\qquad \text{(eq. 19)}",
     ],
     "SheafRidge": [r"\theta_i = m + s \sum_j K_{ij} (\tilde\theta_j - m), \qquad K = G (G + \lambda I)^{-1}"],
@@ -245,7 +250,7 @@ ARXIV: dict[str, str] = {
     "FedSage": "2106.13430",
     "FedSagePlus": "2106.13430",
     "FedSheafHN": "2405.13056",
-    "FedStar": "2211.12814",
+    "FedStar": "2211.13009",
     "FedTAD": "2404.14061",
     "GCFL": "2106.13423",
     "GCFLPlus": "2106.13423",
@@ -255,3 +260,6 @@ ARXIV: dict[str, str] = {
     "PFedMe": "2006.08848",
     "SCAFFOLD": "1910.06378",
 }
+
+#: Where papers without a preprint can be read.
+ELSEWHERE: dict[str, str] = {"SheafFMTL": "https://openreview.net/forum?id=JlPq0LmApB"}

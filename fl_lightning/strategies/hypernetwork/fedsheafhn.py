@@ -12,8 +12,9 @@ arXiv:2405.13056v2. Algorithm 1:
         H and S each take a step along (∇ω)^T Δω                                      eqs. 12-15, base.py
 
 Departures: eqs. 12 and 13 print the sign that moves away from what was trained, here it is approached; the steps are
-Adam's, as in section 4.1; an encoder and a decoder stand around the diffusion, as in the released code; the clients'
-heads begin alike; embeddings that are due in round r are sent at the end of round r - 1.
+Adam's, as in section 4.1; an encoder and a decoder stand around the diffusion, as in the released code, and the
+residual of eq. 8 has a learned gain that begins at 1; the clients' heads begin alike; embeddings that are due in round
+r are sent at the end of round r - 1.
 
 As printed the generator collapses: every client comes to be generated the same backbone (``server/spread``).
 :class:`~fl_lightning.strategies.SheafRidge` is this project's variant that does not.
