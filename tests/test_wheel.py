@@ -31,9 +31,12 @@ def test_the_wheel_has_configurations_templates_and_types(tmp_path: Path) -> Non
     build = "from setuptools.build_meta import build_wheel; build_wheel('dist')"
     subprocess.run([sys.executable, "-c", build], cwd=tmp_path, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("dist/*.whl")
-    names = set(zipfile.ZipFile(wheel).namelist())
+    archive = zipfile.ZipFile(wheel)
+    names = set(archive.namelist())
     configs = [*ROOT.glob("configs/*.yaml"), *ROOT.glob("configs/papers/*.yaml")]
     assert {f"fl_lightning/{path.relative_to(ROOT)}" for path in configs} <= names
+    for path in configs:  # a link to a file is that file
+        assert archive.read(f"fl_lightning/{path.relative_to(ROOT)}") == path.read_bytes()
     own = {path.relative_to(ROOT) for path in ROOT.glob("fl_lightning/**/*") if path.is_file()}
     assert {str(path) for path in own if "__pycache__" not in path.parts} <= names
     assert {f"fl_lightning/callbacks/{path.name}" for path in ROOT.glob("callbacks/*.py")} <= names
