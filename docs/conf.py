@@ -22,7 +22,7 @@ html_title = f"fl_lightning {release}"
 html_show_copyright = False
 html_show_sphinx = False
 html_extra_path = ["../llms.txt"]
-exclude_patterns = ["_build", "generated/methods.md"]
+exclude_patterns = ["_build", "generated/methods.md", "generated/sections"]
 myst_enable_extensions = ["colon_fence", "dollarmath", "deflist"]
 myst_heading_anchors = 3
 # The pages ask the usual server for MathJax when they are read; MATHJAX_PATH names a copy of one's own, and nothing is

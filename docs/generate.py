@@ -65,6 +65,8 @@ def all_pages(docs: Path) -> None:
     for name, report in zip(tables, results(), strict=True):
         (target / "tables" / f"{name}.md").write_text(table_page(name, report))
     (target / "tables.md").write_text(tables_page(tables))
+    for report in sorted((ROOT / "studies" / "results").glob("*/report.md")):
+        write_sections(report, target / "sections" / report.parent.name)
 
 
 def concrete(base: type) -> list[type]:
@@ -205,6 +207,14 @@ def table_page(name: str, file: Path) -> str:
 
     body = re.sub(r"(?:^\|.*\|\n)+", fold, body, flags=re.MULTILINE)
     return f"{body}\n\nFile: `{file.relative_to(ROOT)}`.\n"
+
+
+def write_sections(report: Path, folder: Path) -> None:
+    """A file for each section of a study's report, for the pages that include it: ``test-metrics.md``, ..."""
+    folder.mkdir(parents=True)
+    for section in re.split(r"^## ", report.read_text(), flags=re.MULTILINE)[1:]:
+        title, _, body = section.partition("\n")
+        (folder / f"{'-'.join(re.findall('[a-z0-9]+', title.lower()))}.md").write_text(body)
 
 
 def results() -> Iterable[Path]:

@@ -1,15 +1,13 @@
-"""What the documentation shows works as shown: tutorials are run, other commands are parsed, names exist."""
+"""What the documentation names exists, and the commands that it shows are accepted."""
 
 import json
-import os
 import re
 import shlex
-import shutil
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
-from example_files import write_laboratories
+from doc_blocks import blocks
 
 import fl_lightning
 from fl_lightning.arguments import TRAINER_VERBS, VERBS, predicts_new_data
@@ -18,63 +16,13 @@ from fl_lightning.command_line import main
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*(ROOT / "docs").glob("*/*.md"), ROOT / "README.md"])
 PAGES = [page for page in PAGES if "generated" not in page.parts]
-#: Pages whose code needs what no test has: a study that runs for hours.
-NOT_RUN = {"studies"}
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("[!i]*.md"))
-
-
-def blocks(page: Path) -> list[tuple[str, str]]:
-    """The blocks of code of a page, in order: language and text."""
-    return re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
 def commands(page: Path) -> list[str]:
     """The command lines of ``fl-train`` that a page shows after a ``$``."""
     lines = [line for language, text in blocks(page) if language == "console" for line in text.splitlines()]
     return [line.removeprefix("$ ") for line in lines if line.startswith("$ fl-train")]
-
-
-@pytest.mark.full
-@pytest.mark.filterwarnings("ignore:.*clients are run one after another")
-@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
-def test_tutorials_run_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(ROOT / "configs", tmp_path / "configs")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FL_CACHE_DIR", str(tmp_path / "cache"))
-    if page.stem == "nine-laboratories":  # on few molecules, whatever the machine has
-        pytest.importorskip("rdkit", reason="needs the extra molecules")
-        write_laboratories(tmp_path / "data")
-        monkeypatch.setenv("FL_DATA_ROOT", str(tmp_path / "data"))
-    names: dict[str, object] = {"__name__": page.stem}
-    for language, text in blocks(page):
-        if language == "python":
-            exec(compile(text, page.name, "exec"), names)
-        elif language == "console":
-            for line in text.splitlines():
-                assert main(shlex.split(line.removeprefix("$ fl-train "))) == 0, line
-
-
-@pytest.mark.full
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "page",
-    [page for page in PAGES if page not in TUTORIALS and page.stem not in NOT_RUN and "```python" in page.read_text()],
-    ids=lambda page: page.stem,
-)
-def test_code_of_the_other_pages_runs_from_top_to_bottom(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(ROOT / "configs", tmp_path / "configs")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FL_CACHE_DIR", str(tmp_path / "cache"))
-    if '"runs/quickstart' in page.read_text():
-        assert main(["fit", "--config", "configs/quickstart.yaml", "--trainer.num_rounds", "2"]) == 0
-    if "datasets.cora" in page.read_text() and not (Path(os.environ.get("FL_DATA_ROOT", "data")) / "Cora").exists():
-        pytest.skip("needs Cora in FL_DATA_ROOT")
-    names: dict[str, object] = {"__name__": page.stem}
-    for language, text in blocks(page):
-        if language == "python":
-            exec(compile(text.replace("num_rounds=30", "num_rounds=2"), page.name, "exec"), names)
 
 
 @pytest.mark.full
@@ -166,7 +114,7 @@ def test_metrics_in_sentences_are_those_of_the_reports_that_the_page_names(page:
     text = page.read_text()
     named = [
         f"studies/results/{name}/report.md"
-        for name in re.findall(r"(?:studies|results)/(?!results/)([\w*]+)(?:\.yaml|/)", text)
+        for name in re.findall(r"(?:studies|results|sections)/(?!results/)([\w*]+)(?:\.yaml|/)", text)
     ]
     named += [f"benchmarks/results/{name}.md" for name in re.findall(r"benchmarks/(?:results/)?(\w+)\.", text)]
     reports = "".join(path.read_text() for name in set(named) for path in sorted(ROOT.glob(name)))
@@ -210,6 +158,18 @@ def test_long_tables_are_folded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     page = generate.table_page("report", tmp_path / "report.md")
     assert page.count("<details>") == 1
     assert page.index("Words.") < page.index("<details><summary>A table of 30 rows</summary>\n\n| a | b |")
+
+
+def test_sections_of_a_report_are_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import generate
+
+    (tmp_path / "report.md").write_text("# A\n\n## Test metrics\n\n### One\n\nx\n\n## Rounds to 95 % of it\n\ny\n")
+    generate.write_sections(tmp_path / "report.md", tmp_path / "a")
+    assert {path.name: path.read_text() for path in (tmp_path / "a").iterdir()} == {
+        "test-metrics.md": "\n### One\n\nx\n\n",
+        "rounds-to-95-of-it.md": "\ny\n",
+    }
 
 
 def tables(text: str) -> list[list[dict[str, str]]]:

@@ -94,3 +94,20 @@ def test_every_picture_is_there_and_nothing_is_cut_off(page: Path, width: int, t
     assert measured["images"] == measured["loaded"]
     assert measured["width"] <= width, "the page does not scroll sideways"
     assert measured["smallest"] >= 8
+
+
+@pytest.mark.full
+def test_long_tables_of_results_are_sorted_and_folded(tmp_path: Path) -> None:
+    script = Path(__file__).parents[2] / "docs" / "_static" / "sort.js"
+    rows = "".join(f"<tr><td>method {place}</td><td>{place % 30}.5 ± 1.0</td></tr>" for place in range(7, 37))
+    table = "<table><thead><tr><th>method</th><th>{}</th></tr></thead><tbody>{}</tbody></table>"
+    names = re.sub(r"<td>\d+\.5 ± 1\.0", "<td>words", rows)
+    path = tmp_path / "page.html"
+    path.write_text(f"""<script src="file://{script}"></script>
+        <article>{table.format("Cora", rows)}{table.format("meaning", names)}</article>""")
+    shown = browse(path, tmp_path).stdout
+    first, second = re.findall(r"<tbody>(.*?)</tbody>", shown, flags=re.DOTALL)
+    assert re.findall(r"<tr>.*?>(\d+\.5) ", first) == [f"{29 - place}.5" for place in range(12)]
+    assert first.count('<tr hidden="">') == 18
+    assert "hidden" not in second
+    assert shown.count("Show all 30 rows") == 1
