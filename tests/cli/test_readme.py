@@ -17,7 +17,7 @@ TUTORIAL = (ROOT / "docs" / "tutorials" / "your-algorithm.md").read_text()
 
 def half_way() -> type:
     """The tutorial's example algorithm, without the run that follows it."""
-    (example,) = re.findall(r"```python\n(.*?)\nsource = ", TUTORIAL, flags=re.DOTALL)
+    example = re.findall(r"```python\n(.*?)```", TUTORIAL, flags=re.DOTALL)[0]
     namespace: dict[str, type] = {"__name__": "halfway"}
     exec(compile(example, "your-algorithm.md", "exec"), namespace)
     return namespace["Halfway"]
