@@ -77,7 +77,8 @@ class ModelPoisoning(Attack):
         for name, tensor in payload.parameters.items():
             start = began[name].to(tensor) if began else torch.zeros_like(tensor[rows])
             parameters[name] = replace_rows(tensor, rows, start - self.factor * (tensor[rows] - start))
-        return dataclasses.replace(payload, parameters=parameters)
+        outputs = {name: parameters.get(name, tensor) for name, tensor in payload.extras.items()}  # sent once if both
+        return dataclasses.replace(payload, parameters=parameters, extras=outputs)
 
 
 def _ask(trainer: Trainer, stage: Stage, payload: Payload | None, clients: Sequence[int]) -> Payload:

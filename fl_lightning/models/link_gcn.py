@@ -45,6 +45,10 @@ class LinkGCN(ConvolutionStack):
         num_heads: Attention heads of a convolution of ``gat``.
         num_relations: R, for ``distmult``: kinds of links that the graph's ``edge_type`` tells apart.
 
+    Attributes:
+        head_names: The parameters of the last layer, which ``head.*`` stands for in patterns: those of the decoder that
+            compute the score; of ``dot``, which has none, the last convolution's.
+
     Shapes:
         batch: Of P pairs. logits ``(P, out_channels)``; embedding ``(P, hidden_channels)``, of the pair.
 
@@ -100,6 +104,9 @@ class LinkGCN(ConvolutionStack):
         elif decoder == "distmult":
             self.num_relations = num_relations
             self.relations = nn.Parameter(torch.ones(num_relations, hidden_channels))
+        last = {"hadamard": ("head.",), "distmult": ("relations",)}
+        prefixes = last.get(decoder, (f"convs.{num_layers - 1}.", f"norms.{num_layers - 1}."))
+        self.head_names = tuple(name for name, _ in self.named_parameters() if name.startswith(prefixes))
 
     def forward(self, batch: PairBatch) -> NetOutput:
         """Return logits and embeddings of all pairs of one client."""

@@ -15,7 +15,18 @@ from strategies.test_contract import STRATEGIES, TINY
 from torch.optim import SGD, Adam, AdamW
 
 from fl_lightning import ClientModule, FederatedDataModule, Participation
-from fl_lightning.data import Examples, ExampleSource
+from fl_lightning.data import (
+    EdgeInsertion,
+    EdgeRemoval,
+    Examples,
+    ExampleSource,
+    FeatureNoise,
+    LabelNoise,
+    LabelScarcity,
+    MissingFeatures,
+    UnlabeledClients,
+)
+from fl_lightning.data.heterogeneity.base import Heterogeneity, with_heterogeneity
 from fl_lightning.models import GCN, MLP, GraphSAGE, NormalizedGCN
 from fl_lightning.relations import Complete, Ring
 from fl_lightning.strategies import FedTAD, Oracle, Pooled, Strategy
@@ -112,6 +123,26 @@ def drawn_participation(draw: random.Random, num_rounds: int) -> dict[str, Any]:
     return {name: value for name, value in every.items() if name == "max_failed_rounds" or draw.random() < 0.45}
 
 
+def drawn_heterogeneity(
+    draw: random.Random, *, on: str, regression: bool, unlabeled: bool = True
+) -> list[Heterogeneity]:
+    """Nothing in half of the cases, else one or two kinds that apply to what clients hold."""
+    clients = draw.choice((0.3, 0.6, 1.0))
+    kinds: list[Heterogeneity] = [
+        FeatureNoise(draw.choice((0.5, 3.0)), clients),
+        MissingFeatures(draw.choice((0.3, 1.0)), clients, draw.choice(("entries", "columns"))),
+        LabelScarcity(draw.choice((0.5, 1.0)), clients),
+    ]
+    if unlabeled:
+        kinds.append(UnlabeledClients(0.4))
+    if not regression:
+        kinds.append(LabelNoise(draw.choice((0.3, 1.0)), clients, draw.choice(("uniform", "pair"))))
+    if on == "graphs":
+        kinds.append(EdgeRemoval(draw.choice((0.4, 1.0)), clients))
+        kinds.append(EdgeInsertion(0.2, clients, draw.choice(("random", "heterophilic"))))
+    return draw.sample(kinds, draw.choice((0, 0, 1, 2)))
+
+
 @dataclasses.dataclass(kw_only=True)
 class Drawn:
     """All that a run is made of, drawn; models, strategies and participation are made anew for every run.
@@ -120,12 +151,14 @@ class Drawn:
         kind: The strategy's class.
         on: What clients hold, ``graphs`` or ``examples``.
         num_rounds: Length of the run.
+        at_sites: Whether clients are at sites, which respond only if they have training labels.
         draw: Where the rest comes from.
     """
 
     kind: type[Strategy]
     on: str
     num_rounds: int
+    at_sites: bool = False
     draw: dataclasses.InitVar[random.Random]
 
     def __post_init__(self, draw: random.Random) -> None:
@@ -142,7 +175,10 @@ class Drawn:
         self.batches = batches if self.on == "examples" else {}
         seed, evaluate_every = draw.randrange(9), draw.choice((1, 1, 2, 3))
         self.given = {"num_rounds": self.num_rounds, "seed": seed, "evaluate_every": evaluate_every}
-        print(vars(self))  # shown where a test fails
+        self.heterogeneity = drawn_heterogeneity(
+            draw, on=self.on, regression=self.regression, unlabeled=not self.at_sites
+        )
+        print(vars(self), [vars(kind) for kind in self.heterogeneity])  # shown where a test fails
 
     def participation(self) -> Participation:
         return Participation(**self.participates)
@@ -165,10 +201,13 @@ class Drawn:
         return client_class(nets, self.optimizer, gradient_clip_val=self.clip, **more)
 
     def data(self, federation: FederatedDataModule, folder: Path) -> FederatedDataModule:
-        """The graphs of the given federation, or examples, which are kept in the folder."""
+        """The graphs of the given federation, or examples, which are kept in the folder; some clients are changed."""
         if self.on == "graphs":
-            return federation
-        source, cache = Clouds(regression=self.regression), str(folder / "cache")
-        data = FederatedDataModule(source, relation_graph=Ring(), root=str(folder), cache_dir=cache, **self.batches)
+            data = copy.copy(federation)
+            data._allocation = with_heterogeneity(self.heterogeneity, federation.allocation, seed=0)
+            return data
+        settings: dict[str, Any] = {"root": str(folder), "cache_dir": str(folder / "cache"), **self.batches}
+        source = Clouds(regression=self.regression)
+        data = FederatedDataModule(source, relation_graph=Ring(), heterogeneity=self.heterogeneity, **settings)
         data.setup()
         return data

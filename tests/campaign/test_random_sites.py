@@ -38,7 +38,7 @@ def test_random_settings_at_sites(
     tmp_path: Path,
 ) -> None:
     draw = random.Random(f"{seed}, {kind.__name__}, {on}, {number}, sites")
-    drawn = Drawn(kind=kind, on=on, num_rounds=NUM_ROUNDS, draw=draw)
+    drawn = Drawn(kind=kind, on=on, num_rounds=NUM_ROUNDS, at_sites=True, draw=draw)
     data = drawn.data(federation, tmp_path)
     stops_early, channel = draw.random() < 0.3, draw.choice((LoopbackChannel, BadChannel))
     print(stops_early, channel)

@@ -18,7 +18,7 @@ from fl_lightning.callbacks.result_table import result_table
 from fl_lightning.data import InMemorySource
 from fl_lightning.models import GCN, LinkGCN
 from fl_lightning.report.record import RunRecord
-from fl_lightning.strategies import FedAvg, Pooled
+from fl_lightning.strategies import FedAvg, FedPer, FedSheafHN, Pooled
 from fl_lightning.tasks import LinkPrediction
 from fl_lightning.tasks.heuristics import (
     KATZ_DECAY,
@@ -30,6 +30,7 @@ from fl_lightning.tasks.heuristics import (
 )
 
 CPU = {"device": torch.device("cpu"), "dtype": torch.float64}
+BOTH = ("weight", "bias")
 RATE = functools.partial(SGD, lr=0.05)
 
 
@@ -145,6 +146,26 @@ def test_the_dot_product_by_hand(tmp_path) -> None:
     z_ND = batch.adjacency.matrix.to_dense() @ batch.x @ net.convs[0].weight + net.convs[0].bias
     expected = (z_ND[batch.pair[:, 0]] * z_ND[batch.pair[:, 1]]).sum(dim=1, keepdim=True)
     torch.testing.assert_close(net(batch).logits, expected)
+
+
+@pytest.mark.parametrize(
+    ("net", "head"),
+    [
+        ({"decoder": "hadamard"}, {"head.weight", "head.bias"}),
+        ({"decoder": "distmult"}, {"relations"}),
+        ({"decoder": "dot", "batch_norm": True}, {f"{part}.1.{of}" for part in ("convs", "norms") for of in BOTH}),
+        ({"decoder": "dot", "encoder": "sage"}, {f"convs.1.{of}" for of in (*BOTH, "neighbor_weight")}),
+    ],
+    ids=str,
+)
+def test_the_last_layer_of_every_decoder_can_be_kept_local(net, head, make_trainer, tmp_path) -> None:
+    """The default ``head.*`` of methods with own heads: where a decoder has no parameters, the last convolution's."""
+    for strategy in (FedPer(), FedSheafHN(num_neighbors=None)):
+        trainer = make_trainer(num_rounds=1)
+        result = trainer.fit(client(**net), link_data(tmp_path), strategy)
+        [names] = trainer.run.architectures
+        assert set(strategy.select(list(names), ["head.*"])) == head
+        assert result["test/auroc"] >= 0
 
 
 def test_links_between_clients_are_found_and_said(make_trainer, tmp_path) -> None:

@@ -299,6 +299,15 @@ def test_a_mixed_projection_vector_is_the_invented_one(attacked) -> None:
         assert arrived.extras["projection"][2].unique().numel() == 1
 
 
+def test_a_mixed_projection_vector_is_poisoned_once(attacked) -> None:
+    """It is a parameter and a client output, but one tensor: a client that sends two would be found out."""
+    _, before, after = attacked(ModelPoisoning(clients=[2]), FedAux())
+
+    for (_, honest), (_, arrived) in zip(before.up, after.up, strict=True):
+        assert torch.equal(arrived.parameters["projection"], arrived.extras["projection"])
+        assert not torch.equal(arrived.extras["projection"][2], honest.extras["projection"][2])
+
+
 # ---------------------------------------------------------------- poisoned models
 
 
