@@ -1,7 +1,8 @@
 """Nets that do not depend on this package: plain PyG modules, and what the package needs to know about them.
 
-A net of this package maps a batch to a ``NetOutput``. A user's or PyG's net maps ``(x, edge_index)`` (or a PyG
-``data``) to logits, to logits and an embedding, or to an embedding alone; :func:`fitted` finds out which and wraps it.
+A net of this package maps a batch to a ``NetOutput``. A user's or PyG's net maps ``(x, edge_index)`` (for whole graphs
+``(x, edge_index, batch)``, or a PyG ``data``) to logits, to logits and an embedding, or to an embedding alone;
+:func:`fitted` finds out which and wraps it.
 Its layers are exchanged for ones that compute on a stack of clients, with the same parameters (``models/stacked``);
 what else it computes runs under ``torch.vmap``. Where that is impossible, :attr:`PlainNet.why_alone` says why, and it
 computes on one client's graph at a time.
@@ -14,8 +15,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fl_lightning.batches.graph_sets import GraphSetBatch
 from fl_lightning.batches.graphs import GraphBatch
 from fl_lightning.models.batch_norm import adopt_statistics
 from fl_lightning.models.output import NetOutput
@@ -39,8 +42,12 @@ class PlainNet(nn.Module):
     ``head.bias``. In addition to features and edges, ``forward`` of the module gets ``edge_weight`` and ``edge_attr``
     if it has parameters of these names, or all of these in one PyG ``Data`` if its first parameter is ``data``.
 
+    A module for whole graphs pools: it has a parameter ``batch``, the graph of each node (N,), and returns a row for
+    each graph. It may also have ``batch_size``, the number of graphs (``data.num_graphs``).
+
     Args:
-        net: Maps features (N, F) and edges (2, E) to (N, any width), or to a tuple of logits and an embedding.
+        net: Maps features (N, F) and edges (2, E) to (N, any width), or to a tuple of logits and an embedding; if it
+            pools, to (G, any width).
         num_features: Width of the features.
         num_outputs: Width of the logits.
 
@@ -53,13 +60,15 @@ class PlainNet(nn.Module):
         why_alone: Why it computes on one client's graph at a time; empty if it computes on a stack of clients.
         takes_stacks: Whether it computes on a stack without ``vmap``, as a net of known layers alone does.
         has_dropout: Whether dropout drops anything in training.
+        pools: Whether its outputs are of graphs; it is then for tasks on graphs alone (``needs_graph_examples``).
 
     Shapes:
         batch: Of one client, also under ``vmap``, or a stack. logits ``(N, num_outputs)``; embedding: the input of the
-        module's last layer if the logits are the module's own, else the input of the head.
+        module's last layer if the logits are the module's own, else the input of the head. If it pools, both have G
+        rows.
 
     Raises:
-        ValueError: The module does not return one row of numbers for each node, or cannot be a client's net.
+        ValueError: The module does not return one row of numbers for each node or graph, or cannot be a client's net.
     """
 
     def __init__(self, net: nn.Module, num_features: int, num_outputs: int) -> None:
@@ -74,6 +83,8 @@ class PlainNet(nn.Module):
         self._head = ""
         trial = Trial(net, self._inputs, num_features)
         output = trial.run()
+        self.pools = self.needs_graph_examples = self._inputs.pools
+        row = "graph" if self.pools else "node"
         trial.adopt_buffers()
         self._adopted: tuple[str, ...] = getattr(net, "_adopted", ())
         self._parameters, self._buffers = net._parameters, net._buffers
@@ -83,11 +94,11 @@ class PlainNet(nn.Module):
             self._head = trial.last_layer(num_outputs)
         elif isinstance(output, tuple):
             raise ValueError(
-                f"{self.plain_name} returns {logits.shape[-1]} logits per node, but there are {num_outputs} outputs"
+                f"{self.plain_name} returns {logits.shape[-1]} logits per {row}, but there are {num_outputs} outputs"
             )
         elif ADDED_HEAD in self._modules or ADDED_HEAD in self._parameters:
             raise ValueError(
-                f"{self.plain_name} returns {logits.shape[-1]} numbers per node, but there are {num_outputs} "
+                f"{self.plain_name} returns {logits.shape[-1]} numbers per {row}, but there are {num_outputs} "
                 f"outputs, and the layer that would be added is called {ADDED_HEAD}, like a part of it: "
                 "rename that part, or return as many numbers as there are outputs"
             )
@@ -111,8 +122,8 @@ class PlainNet(nn.Module):
         attributes = trial.graph.edge_attr
         self.why_alone = ""
         try:
-            self._stacked = (exchanged(self._net[0], self._head),)
-            self.takes_stacks = not any(foreign(self._stacked[0]))
+            self._stacked = (exchanged(self._net[0], self._head, pools=self.pools),)
+            self.takes_stacks = not self.pools and not any(foreign(self._stacked[0]))
             try_on_stack(
                 self,
                 num_features,
@@ -156,9 +167,15 @@ class PlainNet(nn.Module):
             from fl_lightning.models.stacked.graph import StackedGraph  # takes a second
 
             with StackedGraph(batch, has_dropout=self.has_dropout) as graph:
-                return self._run(self.stacked_net, graph)
+                return graph.examples(self._run(self.stacked_net, graph))
         with _drawn_by(batch.key) if self.training else contextlib.nullcontext():
-            return self._run(self._net[0], batch.plain)
+            if not isinstance(batch, GraphSetBatch):
+                return self._run(self._net[0], batch.plain)
+            from fl_lightning.models.stacked.graph import plain_graphs  # takes a second
+
+            graphs = plain_graphs(batch)
+            padding = (0, 0, 0, len(batch.example_mask) - graphs.batch_size)
+            return NetOutput(*(F.pad(rows, padding) for rows in self._run(self._net[0], graphs)))
 
     def _run(self, net: nn.Module, graph: Any) -> NetOutput:
         if not self._head:

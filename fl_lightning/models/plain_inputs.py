@@ -9,8 +9,10 @@ from torch import nn
 
 #: What ``forward`` may read about the edges, by parameter name; None if the data have none.
 EDGE_INPUTS = ("edge_weight", "edge_attr")
+#: What it may read about several graphs: the graph of each node, and how many there are.
+GRAPH_INPUTS = ("batch", "batch_size")
 #: What it may read after the features.
-GIVEN = ("edge_index", *EDGE_INPUTS)
+GIVEN = ("edge_index", *EDGE_INPUTS, *GRAPH_INPUTS)
 
 
 class Inputs:
@@ -19,14 +21,21 @@ class Inputs:
     Attributes:
         takes_data: Whether it is called with a PyG ``Data``.
         edges: What it reads about the edges, and whether that is required.
+        graphs: What it may read about several graphs.
+        pools: Whether it is called with several graphs, and returns a row for each.
     """
 
     def __init__(self, net: nn.Module) -> None:
-        self.takes_data = parameters_of(net.forward)[:1] == ["data"]
+        names = parameters_of(net.forward)
+        self.takes_data = names[:1] == ["data"]
         self.edges = {} if self.takes_data else edge_inputs(net)
+        self.graphs = [name for name in GRAPH_INPUTS if name in names]
+        self.pools = False
 
     def __call__(self, net: nn.Module, graph: Any) -> Any:
         """Call the module with a graph that has ``x``, ``edge_index`` and optionally edge weights and attributes.
+
+        If the module pools, the graph also has ``batch`` and ``batch_size``.
 
         Raises:
             ValueError: ``forward`` requires something that the graph does not have.
@@ -35,10 +44,12 @@ class Inputs:
         if self.takes_data:
             from torch_geometric.data import Data  # takes a second
 
-            return net(Data(x=graph.x, edge_index=graph.edge_index, **edges))
+            graphs = {"batch": graph.batch, "num_graphs": graph.batch_size} if self.pools else {}
+            return net(Data(x=graph.x, edge_index=graph.edge_index, **edges, **graphs))
         if missing := [name for name, is_needed in self.edges.items() if is_needed and edges[name] is None]:
             raise ValueError(f"{type(net).__name__}.forward needs {missing[0]}, which the clients' graphs do not have")
-        return net(graph.x, edge_index=graph.edge_index, **{name: edges[name] for name in self.edges})
+        graphs = {name: getattr(graph, name) for name in (self.graphs if self.pools else ())}
+        return net(graph.x, edge_index=graph.edge_index, **{name: edges[name] for name in self.edges}, **graphs)
 
 
 def check_inputs(net: nn.Module) -> None:

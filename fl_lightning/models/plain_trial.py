@@ -1,6 +1,7 @@
-"""Finds out what a plain PyG module returns, by calling copies of it on three nodes."""
+"""Finds out what a plain PyG module returns, by calling copies of it on three nodes of two graphs."""
 
 import copy
+import itertools
 import traceback
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from fl_lightning.models.plain_inputs import GIVEN, Inputs, edge_widths, paramet
 
 
 class _Graph:
-    """A path of three nodes."""
+    """A path of three nodes, the last of which counts as a second graph."""
 
     def __init__(self, num_features: int, *, like: Tensor | None, edge_width: int | None) -> None:
         to: dict[str, Any] = {} if like is None else {"dtype": like.dtype, "device": like.device}
@@ -22,23 +23,28 @@ class _Graph:
         self.edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]], device=self.x.device)
         self.edge_weight = None if edge_width is None else self.x.new_ones(4)
         self.edge_attr = None if edge_width is None else self.x.new_ones(4, edge_width)
+        self.batch, self.batch_size = self.edge_index.new_tensor([0, 0, 1]), 2
 
 
 class Trial:
-    """Calls copies of a module on three nodes to examine it."""
+    """Calls copies of a module on three nodes to examine it, and finds out whether it pools (``inputs.pools``)."""
 
     def __init__(self, net: nn.Module, inputs: Inputs, num_features: int) -> None:
         self.net, self.inputs, self.name = net, inputs, type(net).__name__
         ready = [p for p in net.parameters() if not isinstance(p, nn.parameter.UninitializedParameter)]
         is_lazy = len(ready) < sum(1 for _ in net.parameters())
         like, failures = next(iter(ready), None), []
-        for width in (None, *(edge_widths(net) if inputs.edges or inputs.takes_data else ())):
+        widths = (None, *(edge_widths(net) if inputs.edges or inputs.takes_data else ()))
+        ways = (True, False) if inputs.graphs or inputs.takes_data else (False,)
+        for pools, width in itertools.product(ways, widths):
+            inputs.pools = pools
             self.graph = _Graph(num_features, like=like, edge_width=width)
             try:
-                self._call(net if is_lazy else copy.deepcopy(net))
+                result = self._call(net if is_lazy else copy.deepcopy(net))
             except Exception as error:  # it is the user's code
                 failures.append(error)
-            else:
+                continue
+            if not pools or _num_rows(result) == self.graph.batch_size:
                 return
         why = failures[0]
         said = str(why) or traceback.extract_tb(why.__traceback__)[-1].line  # an assertion may say nothing
@@ -61,13 +67,20 @@ class Trial:
         """What the module returns: a tensor or a pair of them."""
         result = self._call(copy.deepcopy(self.net))
         parts = result[:2] if isinstance(result, tuple) else (result,)
-        if not parts or not all(isinstance(part, Tensor) and part.dim() == 2 and len(part) == 3 for part in parts):
+        rows = self.num_rows
+        if not parts or not all(isinstance(part, Tensor) and part.dim() == 2 and len(part) == rows for part in parts):
             shape = [tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__ for part in parts]
             raise ValueError(
                 f"{self.name} returns {shape} for 3 nodes: return logits of shape (num_nodes, "
-                "num_outputs), or a tuple of them and an embedding"
+                "num_outputs), or a tuple of them and an embedding; for graphs, forward(x, edge_index, batch) returns "
+                "(num_graphs, num_outputs)"
             )
         return tuple(parts) if len(parts) > 1 else parts[0]
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows the module returns: one for each graph if it pools, else one for each node."""
+        return self.graph.batch_size if self.inputs.pools else len(self.graph.x)
 
     def adopt_buffers(self) -> None:
         """Turn buffers that training changes into parameters without gradient, like running statistics.
@@ -114,12 +127,12 @@ class Trial:
     def last_layer(self, num_outputs: int) -> str:
         """Name of the layer that computes the logits; empty if none does.
 
-        It is the outermost layer that ends last, reads a row for each node and does not contain all parameters.
+        It is the outermost layer that ends last, reads a row for each example and does not contain all parameters.
         """
         ended: list[tuple[str, bool]] = []
 
         def note(name: str, inputs: tuple[Any, ...], output: Any) -> None:
-            read = bool(inputs) and isinstance(inputs[0], Tensor) and inputs[0].shape[:-1] == self.graph.x.shape[:1]
+            read = bool(inputs) and isinstance(inputs[0], Tensor) and inputs[0].shape[:-1] == (self.num_rows,)
             ended.append((name, read and isinstance(output, Tensor) and output.shape[-1] == num_outputs))
 
         net = copy.deepcopy(self.net)
@@ -140,3 +153,9 @@ class Trial:
             if sum(1 for _ in layers[name].parameters()) < total:
                 return name
         return last
+
+
+def _num_rows(result: Any) -> int:
+    """Length of a tensor, or of the first of some."""
+    first = result[0] if isinstance(result, tuple) and result else result
+    return len(first) if isinstance(first, Tensor) and first.dim() else 0

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fl_lightning.batches.base import Batch, Collator
 from fl_lightning.batches.draws import DrawnCollator
+from fl_lightning.models.plain import name_of
 from fl_lightning.tasks.targets import CLASSES, LABELS, NUMBERS, Target
 
 
@@ -120,7 +121,11 @@ class Task(ABC):
         Raises:
             ValueError: The net does not fit the task.
         """
-        return
+        if getattr(net, "needs_graph_examples", False) and not self.has_graph_examples:
+            raise ValueError(
+                f"model.net {name_of(net)} returns a row for each graph of a batch, but the examples of "
+                f"{type(self).__name__} are {self.examples}: give a net without pooling"
+            )
 
     @property
     def on_demand(self) -> tuple[str, ...]:

@@ -31,7 +31,8 @@ class GraphTask(DrawnTask):
         if not getattr(net, "pools", False):
             raise ValueError(
                 f"{type(self).__name__} needs a net with an output for each graph: set model.net to "
-                "fl_lightning.models.PooledGCN, or give a net of your own that pools, with pools = True"
+                "fl_lightning.models.PooledGCN, or give a net of your own that pools: one of PyG's layers, "
+                "forward(x, edge_index, batch), or one for batches, with pools = True"
             )
 
 

@@ -82,7 +82,8 @@ class LinkPrediction(Task):
         return functools.partial(LinkGCN, decoder="distmult", num_relations=self.num_relations)
 
     def check_net(self, net: nn.Module) -> None:
-        """Refuse a net whose outputs are for nodes, or that tells other relations apart."""
+        """Refuse a net whose outputs are for nodes or graphs, or that tells other relations apart."""
+        super().check_net(net)
         if not getattr(net, "pools", False):
             raise ValueError(
                 "LinkPrediction needs a net with an output for each pair of nodes: set model.net to "

@@ -37,12 +37,13 @@ AS_THEY_ARE = (
 MIXING = (nn.modules.instancenorm._InstanceNorm, nn.RNNBase, nn.MultiheadAttention)
 
 
-def exchanged(net: nn.Module, head: str = "") -> nn.Module:
+def exchanged(net: nn.Module, head: str = "", *, pools: bool = False) -> nn.Module:
     """A module that shares parameters, buffers and hooks with the given one and computes on a stack.
 
     Args:
         net: The module.
         head: Name of the layer that computes the logits, whose input is the embedding; empty if that is not needed.
+        pools: Whether it knows the graph of each node, so that PyG's other norms can leave padding out.
 
     Raises:
         NotStackable: A layer, or one of its options, is not known on a stack.
@@ -53,15 +54,15 @@ def exchanged(net: nn.Module, head: str = "") -> nn.Module:
     for name in above if head in dict(net.named_modules()) else ():
         if type(layer := net.get_submodule(name)) in LAYERS:
             raise NotStackable(f"{type(layer).__name__}'s {head} computes the logits, which it does in another order")
-    return _exchanged(net, "", {})
+    return _exchanged(net, "", {}, pools=pools)
 
 
-def _exchanged(net: nn.Module, name: str, done: dict[int, nn.Module]) -> nn.Module:
+def _exchanged(net: nn.Module, name: str, done: dict[int, nn.Module], *, pools: bool) -> nn.Module:
     if id(net) in done:
         return done[id(net)]
     kind = LAYERS.get(type(net))
     where = f"{name} ({type(net).__name__})" if name else type(net).__name__
-    if kind is None and (isinstance(net, (MessagePassing, *MIXING)) or _is_norm_of_pyg(net)):
+    if kind is None and (isinstance(net, (MessagePassing, *MIXING)) or (_is_norm_of_pyg(net) and not pools)):
         raise NotStackable(f"{where} has no form for a stack of clients")
     for option, supported in kind.options(net).items() if kind is not None else ():
         if not supported:
@@ -70,7 +71,7 @@ def _exchanged(net: nn.Module, name: str, done: dict[int, nn.Module]) -> nn.Modu
     if kind is not None:
         other.__class__ = kind
     other._modules = {
-        key: child if child is None else _exchanged(child, f"{name}.{key}".lstrip("."), done)
+        key: child if child is None else _exchanged(child, f"{name}.{key}".lstrip("."), done, pools=pools)
         for key, child in net._modules.items()
     }
     return other

@@ -1,10 +1,12 @@
 """What a user's ``forward`` gets in the place of tensors, so that it computes on a stack of clients.
 
-Shape legend: N nodes of one client, E edges, F features, D width. On a stack everything has a leading C.
+Shape legend: N nodes of one client, E edges, F features, D width, G graphs (with padding), if the client has several.
+On a stack everything has a leading C.
 """
 
 from collections.abc import Callable
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import torch
@@ -12,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from fl_lightning.batches.graph_sets import GraphSetBatch
 from fl_lightning.batches.graphs import GraphBatch
 from fl_lightning.kernels.block_sparse import block_matmul
 from fl_lightning.kernels.edge_products import edge_maxima, edge_sums
@@ -19,6 +22,7 @@ from fl_lightning.kernels.incidence import Incidence
 from fl_lightning.kernels.linear import linear
 from fl_lightning.kernels.randomness import dropout
 from fl_lightning.models.batch_norm import normalize
+from fl_lightning.models.output import NetOutput
 from fl_lightning.models.stacked.operators import edge_operator, edge_weights
 
 
@@ -198,6 +202,20 @@ class StackedEdges:
         self._refuse("by unpacking it")
 
 
+def plain_graphs(batch: GraphSetBatch) -> SimpleNamespace:
+    """A batch of one client in the form of PyG's layers: ``x``, ``edge_index`` and others, without padding."""
+    edges, ends = StackedEdges(batch), batch.edges
+    num_edges = len(ends.row)
+    return SimpleNamespace(
+        x=Features(batch).dense[batch.node_mask],
+        edge_index=torch.stack([ends.column, ends.row]),
+        edge_weight=None if edges.weight is None else edges.weight[:num_edges],
+        edge_attr=None if edges.attr is None else edges.attr[:num_edges],
+        batch=batch.graph_of[batch.node_mask],
+        batch_size=int(batch.example_mask.sum()),
+    )
+
+
 class StackedGraph(TorchFunctionMode):
     """A batch in the place of a client's graph, and the functions of torch that mind stacks, padding and keys.
 
@@ -212,16 +230,25 @@ class StackedGraph(TorchFunctionMode):
         edge_index: The edges.
         edge_weight: The weights of edges (E,), or None.
         edge_attr: Their attributes (E, K), or None.
+        batch: The graph of each node, int64 (N,), if there are several: padding belongs to graphs of its own, which are
+            the last, so that what a module computes of graphs is right for the others.
+        batch_size: How many graphs there are with those, never as many as nodes with padding.
     """
 
     def __init__(self, batch: GraphBatch, *, has_dropout: bool = True) -> None:
         super().__init__()
-        self.batch = batch
+        self._data = batch
         self.has_dropout = has_dropout
         self.num_dropouts = 0
         self.x = Features(batch)
         self.edge_index = StackedEdges(batch)
         self.edge_weight, self.edge_attr = self.edge_index.weight, self.edge_index.attr
+        self.batch: Tensor | None = None
+        self.batch_size = 1
+        if isinstance(batch, GraphSetBatch):
+            num_graphs = batch.num_nodes.shape[-1]
+            self.batch = torch.where(batch.node_mask, batch.graph_of, num_graphs)
+            self.batch_size = num_graphs + (2 if num_graphs + 1 == batch.node_mask.shape[-1] else 1)
 
     @staticmethod
     def current() -> "StackedGraph":
@@ -242,6 +269,8 @@ class StackedGraph(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of torch, or what stands in for it here."""
         kwargs = kwargs or {}
+        if args and args[0] is self.batch and func in (torch.max, Tensor.max, torch.amax, Tensor.amax):
+            return torch.tensor(self.batch_size - 1)  # whichever clients a stack has
         rule = _RULES.get(func)
         if rule is not None:
             return rule(self, *args, **kwargs)
@@ -260,7 +289,7 @@ class StackedGraph(TorchFunctionMode):
         x = as_dense(x)
         if p >= 1:
             return torch.zeros_like(x)
-        key, lead = self.batch.key + self.num_dropouts, self.batch.key.dim()
+        key, lead = self._data.key + self.num_dropouts, self._data.key.dim()
         self.num_dropouts += 1
         rows = x.unsqueeze(-1) if x.dim() == lead + 1 else x.flatten(lead + 1)
         return dropout(rows, key, p).view(x.shape)
@@ -276,7 +305,7 @@ class StackedGraph(TorchFunctionMode):
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> Tensor:
-        """``batch_norm`` over the nodes."""
+        """``batch_norm`` over the nodes, or over the graphs."""
         x = as_dense(x)
         running = None if running_mean is None or running_var is None else (running_mean, running_var)
         mask = self.rows(x)
@@ -286,11 +315,20 @@ class StackedGraph(TorchFunctionMode):
         """Which rows are no padding, (N,).
 
         Raises:
-            NotStackable: They are not the nodes.
+            NotStackable: They are neither the nodes nor the graphs.
         """
-        if x.shape[:-1] != self.batch.node_mask.shape:
-            raise NotStackable(f"it normalizes over something else than nodes, of shape {tuple(x.shape)}")
-        return self.batch.node_mask
+        nodes, graphs = self._data.node_mask, self._data.example_mask
+        if x.shape[:-1] == nodes.shape:
+            return nodes
+        if self.batch is None or x.shape[:-1] != (*graphs.shape[:-1], self.batch_size):
+            raise NotStackable(f"it normalizes over something else than nodes or graphs, of shape {tuple(x.shape)}")
+        return F.pad(graphs, (0, self.batch_size - graphs.shape[-1]))
+
+    def examples(self, output: NetOutput) -> NetOutput:
+        """The rows of the examples, in an output that has a row for each node or graph."""
+        if self.batch is None:
+            return output
+        return NetOutput(*(rows[..., : self._data.example_mask.shape[-1], :] for rows in output))
 
     def layer_norm(
         self,

@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,12 +15,14 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 
 from fl_lightning.batches.client_graph import ClientGraph
+from fl_lightning.batches.graph_sets import ClientGraphs, GraphSetCollator
 from fl_lightning.batches.graphs import GraphBatch, GraphCollator
 from fl_lightning.batches.plain_graph import PlainGraph
 from fl_lightning.models.stacked.graph import NotStackable
 
-#: Nodes of the graphs, so that most of them are padded.
-SIZES = (8, 5, 2)
+#: Nodes of the clients' graphs, and the sets of graphs that they are in where graphs are the examples, so that most are
+#: padded.
+SIZES, SETS = (8, 5, 2), ((3, 4, 1), (4, 1), (1, 1))
 #: How far results may be apart, in units of the type's precision.
 TOLERANCE = 1e4
 
@@ -40,9 +42,10 @@ def try_on_stack(net: Any, num_features: int, *, weighted: bool, num_attributes:
     net = copy.deepcopy(net)
     net.has_dropout = False
     like = next(net.parameters(), torch.zeros(()))
-    members = _graphs(num_features, weighted=weighted, num_attributes=num_attributes)
+    members = _graphs(num_features, weighted=weighted, num_attributes=num_attributes, pools=net.pools)
     to: dict[str, Any] = {"device": like.device, "dtype": like.dtype}
-    whole = _noisy(GraphCollator(members, layout={"sparse_features": False}, **to)(range(len(members))))
+    counts = [len(sizes) for sizes in SETS] if net.pools else SIZES
+    whole = _noisy(_batch(members, to, pools=net.pools))
     generator = torch.Generator().manual_seed(1)
     start = {}
     for name, parameter in net.named_parameters():  # moved, so that what begins at zero is seen
@@ -52,19 +55,22 @@ def try_on_stack(net: Any, num_features: int, *, weighted: bool, num_attributes:
         net.train(training)
         with _running(net) as innermost:
             try:
-                together = _results(net, start, functools.partial(_together, net, batch=whole))
+                together = _results(net, start, functools.partial(_together, net, batch=whole), counts)
             except Exception as error:  # it is the user's code
                 said = str(error).strip().partition("\n")[0]
                 why = said if isinstance(error, NotStackable) else f"{type(error).__name__}: {said}"
                 raise NotStackable(f"{innermost()} does not run on a stack of clients ({why})") from error
         for row, member in enumerate(members):
-            alone = SimpleNamespace(plain=PlainGraph(member, **to), key=torch.tensor(0))
+            plain: Any = PlainGraph(member, **to)
+            if net.pools:
+                plain.batch, plain.batch_size = _graph_of(row).to(like.device), counts[row]
+            alone = SimpleNamespace(plain=plain, key=torch.tensor(0))
             rows = {name: value[row] for name, value in start.items()}
             with _WithoutDropout():
-                expected = _results(net, rows, functools.partial(_logits, net, batch=alone))
+                expected = _results(net, rows, functools.partial(_logits, net, batch=alone), counts)
             for name, value in expected.items():
                 found = together[name][row]
-                if not _close(found if name else found[: member.num_nodes], value):
+                if not _close(found if name else found[: counts[row]], value):
                     what = f"a gradient of {name}" if name else "outputs"
                     raise NotStackable(
                         f"{net.plain_name}.forward has {what} on a stack of clients that it does not have on one "
@@ -72,13 +78,33 @@ def try_on_stack(net: Any, num_features: int, *, weighted: bool, num_attributes:
                     )
 
 
-def _graphs(num_features: int, *, weighted: bool, num_attributes: int | None) -> list[ClientGraph]:
-    """Random directed graphs, one node of each without edges."""
+def _batch(members: list[ClientGraph], to: dict[str, Any], *, pools: bool) -> GraphBatch:
+    """The graphs, or sets of graphs, as a stack of clients."""
+    if not pools:
+        return GraphCollator(members, layout={"sparse_features": False}, **to)(range(len(members)))
+    clients = []
+    for member, sizes in zip(members, SETS, strict=True):
+        nothing = torch.zeros(len(sizes), dtype=torch.bool)
+        masks: dict[str, Any] = {f"{role}_mask_N": nothing for role in ("train", "val", "test")}
+        y_N, num_nodes_G = nothing.long(), torch.tensor(sizes)
+        clients.append(ClientGraphs(name="trial", union=member, num_nodes_G=num_nodes_G, y_N=y_N, **masks))
+    return GraphSetCollator(clients, **to)(range(len(clients)))
+
+
+def _graph_of(row: int) -> Tensor:
+    """The graph of each node of a set."""
+    return torch.arange(len(SETS[row])).repeat_interleave(torch.tensor(SETS[row]))
+
+
+def _graphs(num_features: int, *, weighted: bool, num_attributes: int | None, pools: bool) -> list[ClientGraph]:
+    """Random directed graphs, one node of each without edges; of sets without edges between their graphs."""
     generator = torch.Generator().manual_seed(0)
     made = []
-    for size in SIZES:
+    for row, size in enumerate(SIZES):
         edge_NN = torch.rand(size, size, generator=generator) < 0.6
         edge_NN.fill_diagonal_(False)
+        if pools:
+            edge_NN &= _graph_of(row)[:, None] == _graph_of(row)
         edge_NN[-1], edge_NN[:, -1] = False, False
         edges_2E = edge_NN.nonzero().t()
         count, nothing = edges_2E.shape[1], torch.zeros(size, dtype=torch.bool)
@@ -133,7 +159,7 @@ def _together(net: Any, parameters: dict[str, Tensor], batch: GraphBatch) -> Ten
 
 
 def _results(
-    net: nn.Module, start: dict[str, Tensor], compute: Callable[[dict[str, Tensor]], Tensor]
+    net: nn.Module, start: dict[str, Tensor], compute: Callable[[dict[str, Tensor]], Tensor], counts: Sequence[int]
 ) -> dict[str, Tensor]:
     """Logits, under an empty name, and the gradients of a function of them that has no others for padding."""
     trained = [name for name, parameter in net.named_parameters() if parameter.requires_grad]
@@ -142,7 +168,7 @@ def _results(
         logits = compute({name: value if name in trained else value.clone() for name, value in leaves.items()})
     results = {"": logits.detach()}
     if logits.requires_grad:
-        rows = [logits] if logits.dim() == 2 else [each[:size] for each, size in zip(logits, SIZES, strict=True)]
+        rows = [logits] if logits.dim() == 2 else [each[:size] for each, size in zip(logits, counts, strict=True)]
         total = torch.stack([(row * torch.linspace(1, 2, row.numel()).to(row).view_as(row)).sum() for row in rows])
         gradients = torch.autograd.grad(total.sum(), [leaves[name] for name in trained], allow_unused=True)
         results |= {
