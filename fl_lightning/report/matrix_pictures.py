@@ -70,10 +70,11 @@ class MatrixPictures(Drawing):
             ticks = list(range(0, len(names), step))
             axes.set_axis_off()
             faint: dict[str, Any] = {"color": stand_in("faint"), "fontsize": 8.5}
+            outside: dict[str, Any] = {"textcoords": "offset points", **faint}
+            edge, rotation = len(names) - 0.5, 90 if turned else 0
             for tick in ticks:
-                axes.text(-0.7, tick, short[tick], ha="right", va="center", **faint)
-                rotation = 90 if turned else 0
-                axes.text(tick, len(names) - 0.4, short[tick], ha="center", va="top", rotation=rotation, **faint)
+                axes.annotate(short[tick], (-0.5, tick), (-4, 0), ha="right", va="center", **outside)
+                axes.annotate(short[tick], (tick, edge), (0, -4), ha="center", va="top", rotation=rotation, **outside)
             center = axes.get_position().x0 + axes.get_position().width / 2
             figure.text(center, 0.012, x_label, ha="center", va="bottom", **faint)
             figure.text(0.012, 0.55, y_label, ha="left", va="center", rotation=90, **faint)

@@ -6,13 +6,13 @@ import numpy as np
 
 from fl_lightning.report.figures import Curve
 from fl_lightning.report.folder import Recorded
-from fl_lightning.report.theme import orders
+from fl_lightning.report.theme import NUM_SERIES, orders
 
 
 def levels(
     runs: Iterable[Recorded], metric: str, curves: Sequence[Curve], label: str, *, beside: Sequence[str] = ()
 ) -> list[Curve]:
-    """A line for each reference: its metric at its own best round, mean over the runs that have it.
+    """A broken line for each reference: its metric at its own best round, mean over the runs that have it.
 
     Args:
         runs: The runs.
@@ -30,6 +30,9 @@ def levels(
     x = np.concatenate([curve.x for curve in curves])
     labels = list(dict.fromkeys([*beside, *found]))
     order = dict(zip(labels, orders(labels), strict=True))
+    order = {
+        name: place if place >= NUM_SERIES else place + NUM_SERIES for name, place in order.items()
+    }  # no solid lines
     ends = np.array([x.min(), x.max()], dtype=float)
     return [
         Curve(label=f"{name}{label}", x=ends, y=np.full(2, np.mean(values)), order=order[name])

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,11 @@ from run_folders import record, write_run
 
 import fl_lightning.strategies
 from fl_lightning.report import meanings, write
+from fl_lightning.report.figures import Curve
 from fl_lightning.report.record import BestRound, RunRecord, Snapshot
+from fl_lightning.report.references import levels
+from fl_lightning.report.sections import result
+from fl_lightning.report.theme import dash
 
 
 def words_of(folder: Path, **options: object) -> str:
@@ -261,3 +266,22 @@ def test_marks_of_a_run_that_left_none_are_those_of_its_rounds(tmp_path: Path) -
     rounds[5]["num_overflows"] = 2
     words = words_of(write_run(tmp_path / "run", rounds=rounds))
     assert "0.8 in round 1, 0.2 at the end, 0.5 in the first round; 2 updates lost to overflow" in words
+
+
+def test_the_metric_that_chose_the_round_comes_first_and_models_one_after_the_other() -> None:
+    names = ("test/acc", "test/auroc", "test/loss", "trained/test/acc", "trained/test/auroc")
+    metrics = {f"{name}{kind}": 0.5 for name in names for kind in ("", "_std", "_worst", "_weighted")}
+    run = SimpleNamespace(figures=metrics, test_metric="test/auroc", record=None)
+    table = result._other_metrics(run)  # type: ignore[arg-type]
+    assert table is not None
+    mixed = "trained locally, before mixing"
+    expected = ["result, test/auroc", "result, test/acc", f"{mixed}, test/auroc", f"{mixed}, test/acc"]
+    assert [row[0] for row in table.rows] == expected
+
+
+def test_references_are_broken_lines_whatever_their_color() -> None:
+    run = SimpleNamespace(reference=lambda metric: {"Katz": 0.5, "local": 0.4, "Local": 0.3})
+    x = np.array([0.0, 1.0])
+    curves = levels([run], "test/auroc", [Curve(label="val", x=x, y=x)], ", test")  # type: ignore[list-item]
+    assert len(curves) == 3
+    assert all(dash(curve.order) != "-" for curve in curves if curve.order is not None)

@@ -66,14 +66,34 @@ def _other_metrics(run: Recorded) -> Table | None:
     shown = {name for groups in by_group(metrics).values() for _, name in groups}
     shown |= {union for _, _, union in models_and_data(metrics, run.test_metric)}
     names = [name for name in metrics if f"{name}_weighted" in metrics and "test/" in name and name not in shown]
+    names = [name for name in names if not name.endswith("loss") or run.test_metric.endswith("loss")]
+    if not names:
+        return None
+    models = list(dict.fromkeys(map(_model_of, names)))
+    names.sort(key=lambda name: (bool(_model_of(name)), models.index(_model_of(name)), not _is_main(name, run)))
+    several = not all(_is_main(name, run) for name in names)
     rows = [
-        [model_in_words(name, run.test_metric) if name.endswith(run.test_metric) else name]
+        [_label(name, run, several=several)]
         + [number(metrics.get(f"{name}{kind}")) for kind in ("", "_std", "_worst", "_weighted")]
         for name in names
-        if not name.endswith("loss") or run.test_metric.endswith("loss")
     ]
-    if not rows:
-        return None
     what = run.record.examples if run.record else "examples"
-    columns = [f"{run.test_metric} at the best round", "mean", "std", "worst client", f"weighted by {what}"]
+    head = "at the best round" if several else f"{run.test_metric} at the best round"
+    columns = [head, "mean", "std", "worst client", f"weighted by {what}"]
     return Table(title="Metrics of the best round", columns=columns, rows=rows)
+
+
+def _model_of(name: str) -> str:
+    """The prefix of a metric's name that says which model it is of."""
+    return name[: name.rindex("test/")]
+
+
+def _is_main(name: str, run: Recorded) -> bool:
+    return name.endswith(run.test_metric) or name == "test/asr"
+
+
+def _label(name: str, run: Recorded, *, several: bool) -> str:
+    if not several or name == "test/asr":
+        return model_in_words(name, run.test_metric)
+    metric = name.removeprefix(_model_of(name))
+    return f"{model_in_words(name.replace(metric, run.test_metric), run.test_metric)}, {metric}"
