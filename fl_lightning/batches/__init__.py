@@ -8,6 +8,8 @@ from fl_lightning.batches.examples import ExampleBatch, ExampleCollator
 from fl_lightning.batches.graph_sets import ClientGraphs, GraphSetBatch, GraphSetCollator
 from fl_lightning.batches.graphs import GraphBatch, GraphCollator
 from fl_lightning.batches.pairs import ClientPairs, PairBatch, PairCollator
+from fl_lightning.batches.sampled_graphs import SampledGraphBatch, SampledGraphCollator
+from fl_lightning.batches.samplers import ClusterSampler, GraphSampler, NeighborSampler
 
 __all__ = [
     "Batch",
@@ -16,13 +18,18 @@ __all__ = [
     "ClientGraph",
     "ClientGraphs",
     "ClientPairs",
+    "ClusterSampler",
     "Collator",
     "ExampleBatch",
     "ExampleCollator",
     "GraphBatch",
     "GraphCollator",
+    "GraphSampler",
     "GraphSetBatch",
     "GraphSetCollator",
+    "NeighborSampler",
     "PairBatch",
     "PairCollator",
+    "SampledGraphBatch",
+    "SampledGraphCollator",
 ]

@@ -40,6 +40,13 @@ def batches_of(num_examples: int, batch_size: int | None, drop_last: bool = Fals
     return whole if drop_last and whole else math.ceil(num_examples / batch_size)
 
 
+def least_of(count: int, batch_size: int | None, drop_last: bool, sampling: bool) -> int:
+    """Examples in the smallest mini-batch, of so many; the other arguments are those of :class:`DrawnBatch`."""
+    if batch_size is None or count <= batch_size:
+        return count
+    return (0 if sampling or drop_last else count % batch_size) or batch_size
+
+
 @dataclass(frozen=True, kw_only=True)
 class DrawnBatch(Batch):
     """A batch from which each local step may draw some examples.
@@ -53,6 +60,11 @@ class DrawnBatch(Batch):
     batch_size: int | None = None
     drop_last: bool = False
     sampling: bool = False
+
+    @property
+    def drawn_from(self) -> Tensor:
+        """What steps draw from, boolean (C, U): the training examples, unless these are drawn in units."""
+        return self.train_mask
 
     def draws(self: AnyDrawn, keys: Tensor) -> Iterator[AnyDrawn]:
         """Mini-batches of each client's training examples.
@@ -69,7 +81,7 @@ class DrawnBatch(Batch):
         if self.batch_size is None:
             yield from super().draws(keys)
         elif self.sampling:
-            yield from self._samples(keys, min(self.batch_size, self.train_mask.shape[-1]))
+            yield from self._samples(keys, min(self.batch_size, self.drawn_from.shape[-1]))
         elif keys.dim() == 1:
             yield from self._own_passes(keys, self.batch_size)
         else:
@@ -77,24 +89,24 @@ class DrawnBatch(Batch):
 
     def _samples(self: AnyDrawn, keys: Tensor, count: int) -> Iterator[AnyDrawn]:
         """An independent draw for every step."""
-        for some in torch.split(keys, max(1, ORDER_NUMBERS // self.train_mask.numel())):
-            mask = self.train_mask.expand(len(some), *self.train_mask.shape)
+        for some in torch.split(keys, max(1, ORDER_NUMBERS // self.drawn_from.numel())):
+            mask = self.drawn_from.expand(len(some), *self.drawn_from.shape)
             for key, order, drawn_mask in zip(some, *random_order(some, mask, count), strict=True):
                 yield self._pick(key, order, drawn_mask)
 
     def _own_passes(self: AnyDrawn, keys: Tensor, batch_size: int) -> Iterator[AnyDrawn]:
         """Passes over one client's examples; keys (steps,)."""
-        count = int(self.train_mask.sum())
+        count = int(self.drawn_from.sum())
         length = max(1, batches_of(count, batch_size, self.drop_last))
         for step, key in enumerate(keys):
             if step % length == 0:
-                order, drawn_mask = random_order(key, self.train_mask, max(1, count))
+                order, drawn_mask = random_order(key, self.drawn_from, max(1, count))
             index = slice(step % length * batch_size, (step % length + 1) * batch_size)
             yield self._pick(key, order[index], drawn_mask[index])
 
     def _passes(self: AnyDrawn, keys: Tensor, batch_size: int) -> Iterator[AnyDrawn]:
         """Passes over the examples of a stack, each client's with its own length; keys (steps, C)."""
-        count_C = self.train_mask.sum(dim=1)
+        count_C = self.drawn_from.sum(dim=1)
         lengths = [max(1, batches_of(count, batch_size, self.drop_last)) for count in count_C.tolist()]
         length_C = torch.tensor(lengths, device=keys.device)
         order_CN = torch.zeros(len(lengths), max(1, int(count_C.max())), dtype=torch.int64, device=keys.device)
@@ -102,10 +114,10 @@ class DrawnBatch(Batch):
         for step, key in enumerate(keys):
             begins = [client for client, length in enumerate(lengths) if step % length == 0]
             if len(begins) == len(lengths):
-                order_CN = random_order(key, self.train_mask, order_CN.shape[1])[0]
+                order_CN = random_order(key, self.drawn_from, order_CN.shape[1])[0]
             elif begins:
                 rows = torch.tensor(begins, device=keys.device)
-                order_CN[rows] = random_order(key[rows], self.train_mask[rows], order_CN.shape[1])[0]
+                order_CN[rows] = random_order(key[rows], self.drawn_from[rows], order_CN.shape[1])[0]
             place_CB = (step % length_C * batch_size)[:, None] + column_B
             order_CB = order_CN.gather(1, place_CB.clamp(max=order_CN.shape[1] - 1))
             yield self._pick(key, order_CB, place_CB < count_C[:, None])
@@ -183,8 +195,4 @@ class DrawnCollator(Collator):
 
     def least_examples(self, client: int) -> int:
         """Those of the last batch of a pass, or of every draw if ``steps_per_epoch`` is set."""
-        count = num_examples_of(self.clients, client)
-        if self.batch_size is None or count <= self.batch_size:
-            return count
-        rest = 0 if self.steps is not None or self.drop_last else count % self.batch_size
-        return rest or self.batch_size
+        return least_of(num_examples_of(self.clients, client), **self.drawing)

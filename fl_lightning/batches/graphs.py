@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fl_lightning.batches.base import NODES, ONE_CLIENT, Batch, Collator, common_fields, pad
 from fl_lightning.batches.client_graph import ClientGraph
+from fl_lightning.batches.coordinates import messages, offset
 from fl_lightning.batches.edge_fields import EDGES, ENDS, edge_fields
 from fl_lightning.batches.known_fields import known_fields, known_propagation
 from fl_lightning.batches.plain_graph import PlainGraph
@@ -306,12 +307,10 @@ class GraphCollator(Collator):
         As PyG's ``gcn_norm``: A has targets as rows, and the weights of edges as entries; D sums the rows of A + I.
         """
         num_clients, num_nodes = node_mask_CN.shape
-        edges_2E = _messages(graphs, num_nodes)
+        edges_2E = messages(graphs, num_nodes)
         index_2E = torch.cat([edges_2E, node_mask_CN.flatten().nonzero().t().expand(2, -1)], dim=1)
         weight_E = self._weights(graphs, index_2E.shape[1])
-        degree = torch.bincount(index_2E[0], weight_E, minlength=node_mask_CN.numel())
-        if any(graph.num_neighbors_N is not None for graph in graphs):  # also those at other clients
-            degree = (pad([_degree(graph) for graph in graphs], node_mask_CN.device) + node_mask_CN).flatten()
+        degree = self._degrees(graphs, index_2E[0], weight_E, node_mask_CN)
         scale = degree.to(self.exact_dtype).rsqrt()
         values = scale[index_2E[0]] * scale[index_2E[1]]
         return BlockSparse.from_coordinates(
@@ -322,6 +321,14 @@ class GraphCollator(Collator):
             symmetric=not any(graph.is_directed for graph in graphs),
             entries=None if weight_E is not None else self._attributes(graphs, index_2E.shape[1]),
         )
+
+    def _degrees(
+        self, graphs: Sequence[ClientGraph], row: Tensor, weight_E: Tensor | None, node_mask_CN: Tensor
+    ) -> Tensor:
+        """What the rows of A + I sum to, (C·N,), as far as Â is normalized by it."""
+        if any(graph.num_neighbors_N is not None for graph in graphs):  # also those at other clients
+            return (pad([_degree(graph) for graph in graphs], node_mask_CN.device) + node_mask_CN).flatten()
+        return torch.bincount(row, weight_E, minlength=node_mask_CN.numel())
 
     def _attributes(self, graphs: Sequence[ClientGraph], num_entries: int) -> Tensor | None:
         """Attributes of all edges, then zeros for the loops, (num_entries, K); None if edges have none."""
@@ -345,7 +352,7 @@ class GraphCollator(Collator):
         """The edges of weighted graphs as an operator."""
         if graphs[0].edge_weight_E is None:
             return None
-        edges_2E = _messages(graphs, num_nodes)
+        edges_2E = messages(graphs, num_nodes)
         ones = torch.ones(edges_2E.shape[1], dtype=self.operator_dtype)
         symmetric = not any(graph.is_directed for graph in graphs)
         links = BlockSparse.from_coordinates(
@@ -375,7 +382,7 @@ class GraphCollator(Collator):
         values = [graph.x_NF[row, column] for graph, (row, column) in zip(graphs, coordinates, strict=True)]
         shape = (num_nodes, graphs[0].num_features)
         return BlockSparse.from_coordinates(
-            _offset(coordinates, shape), torch.cat(values).to(self.operator_dtype), shape, len(graphs)
+            offset(coordinates, shape), torch.cat(values).to(self.operator_dtype), shape, len(graphs)
         ).to(self.device, self.operator_dtype)
 
 
@@ -383,15 +390,3 @@ def _degree(graph: "ClientGraph") -> Tensor:
     """Number of neighbors that send messages to each node, (N,)."""
     known_N = graph.num_neighbors_N
     return torch.bincount(graph.edge_index_2E[1], minlength=graph.num_nodes) if known_N is None else known_N
-
-
-def _messages(graphs: Sequence[ClientGraph], num_nodes: int) -> Tensor:
-    """Target and source of every edge of all clients, within the block-diagonal matrix, (2, E)."""
-    return _offset([graph.edge_index_2E.flip(0) for graph in graphs], (num_nodes, num_nodes))
-
-
-def _offset(coordinates: Sequence[Tensor], shape: tuple[int, int]) -> Tensor:
-    """Coordinates within blocks (2, nnz_i) as those within the block-diagonal matrix, one after another."""
-    count = torch.tensor([index.shape[1] for index in coordinates])
-    block = torch.repeat_interleave(count)
-    return torch.cat(list(coordinates), dim=1) + torch.stack([block * shape[0], block * shape[1]])

@@ -2,6 +2,7 @@
 
 from fl_lightning.batches.client_examples import ClientExamples
 from fl_lightning.batches.client_graph import ClientGraph
+from fl_lightning.batches.samplers import ClusterSampler, GraphSampler, NeighborSampler
 from fl_lightning.data.graph_sets import LoadedGraphs
 from fl_lightning.data.heterogeneity import (
     EdgeInsertion,
@@ -80,6 +81,7 @@ __all__ = [
     "ClientGraph",
     "ClientSplit",
     "ClientStatistics",
+    "ClusterSampler",
     "CoauthorSource",
     "CompCars",
     "DirichletPartitioner",
@@ -95,6 +97,7 @@ __all__ = [
     "GivenPartitioner",
     "GivenSplit",
     "GlobalSplit",
+    "GraphSampler",
     "GraphSetFile",
     "GraphSetSource",
     "GraphSets",
@@ -120,6 +123,7 @@ __all__ = [
     "MissingClasses",
     "MissingFeatures",
     "MoleculeSource",
+    "NeighborSampler",
     "OgbGraphSource",
     "OgbLinkSource",
     "OgbSource",

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from fl_lightning.batches.base import Collator
+from fl_lightning.batches.samplers import GraphSampler, NeighborSampler
 from fl_lightning.counts import Counted
 from fl_lightning.data.allocation import Allocation, Asked
 from fl_lightning.data.heterogeneity.base import Heterogeneity, check_heterogeneity, with_heterogeneity
@@ -49,13 +50,17 @@ class FederatedDataModule(LightningDataModule, Counted):
         heterogeneity: Kinds of heterogeneity that are simulated, such as ``FeatureNoise``, applied one after another to
             what the clients hold after partition and split (:mod:`fl_lightning.data.heterogeneity`); None for none.
         relation_graph: Draws or reads the client relation graph; None for the one that the data set has, if any.
-        batch_size: Examples of a mini-batch; None for all of a client's at once. Nodes are trained full-batch.
+        batch_size: Examples of a mini-batch; None for all of a client's at once. Nodes are trained full-batch, unless
+            there is a ``sampler``.
         cross_edges: Tell each client of the edges between its nodes and those of other clients, as both ends know of
             them in many federations; methods such as ``FedGCN`` need it. For a graph that is cut into disjoint clients.
         steps_per_epoch: None for epochs that are passes: each client's training examples in random order, cut into
             mini-batches. A number for sampling: an epoch consists of that many mini-batches, each drawn independently.
         drop_last: Leave out the last mini-batch of a pass if it is short (for nets with ``BatchNorm``, which cannot
             train on one example). A client with fewer examples than ``batch_size`` keeps its only batch.
+        sampler: For graphs that do not fit: each step trains on a part of the client's graph, with ``batch_size``
+            training nodes and sampled neighbors of theirs (``NeighborSampler``), or ``batch_size`` clusters
+            (``ClusterSampler``). Models are scored on whole graphs. None to train full-batch.
         root: Folder of the data sets; None for ``$FL_DATA_ROOT``, else ``./data``.
         cache_dir: Folder of derived files; None for ``$FL_CACHE_DIR``, else ``~/.cache/fl_lightning``.
         seed: Of the split, of what a source of examples draws, of simulated heterogeneity, and of the partition unless
@@ -89,6 +94,7 @@ class FederatedDataModule(LightningDataModule, Counted):
         batch_size: int | None = None,
         steps_per_epoch: int | None = None,
         drop_last: bool = False,
+        sampler: GraphSampler | None = None,
         root: str | None = None,
         cache_dir: str | None = None,
         seed: int = 0,
@@ -96,10 +102,11 @@ class FederatedDataModule(LightningDataModule, Counted):
         super().__init__()
         self.source: Source = as_source(source)
         partitioner = self.source.partitioner_for(partitioner)
-        if not self.source.takes_batches and (batch_size is not None or steps_per_epoch is not None):
+        self._check_sampler(sampler, batch_size)
+        if not self.source.takes_batches and sampler is None and (batch_size, steps_per_epoch) != (None, None):
             raise ValueError(
                 f"data.batch_size and data.steps_per_epoch are for examples; {type(self.source).__name__} is a graph, "
-                "trained full-batch"
+                "trained full-batch: leave them out, or set data.sampler to train on parts of the graph"
             )
         for count, value in {"batch_size": batch_size, "steps_per_epoch": steps_per_epoch}.items():
             if value is not None:
@@ -133,6 +140,7 @@ class FederatedDataModule(LightningDataModule, Counted):
         self.batch_size = batch_size
         self.steps_per_epoch = steps_per_epoch
         self.drop_last = drop_last
+        self.sampler = sampler
         self.root = data_root(root)
         self.cache_dir = cache_folder(cache_dir)
         check_folder("data.root", self.root, "Set FL_DATA_ROOT or data.root to the folder of the data sets.")
@@ -140,6 +148,22 @@ class FederatedDataModule(LightningDataModule, Counted):
         self.seed = seed
         self._allocation: Allocation | None = None
         self._prepared: Any = None  # until setup(), so that a graph is read once
+
+    def _check_sampler(self, sampler: GraphSampler | None, batch_size: int | None) -> None:
+        """Refuse a sampler for anything but the nodes of graphs, or without a batch size."""
+        if sampler is None:
+            return
+        if not isinstance(sampler, GraphSampler):
+            raise ValueError(f"data.sampler is {sampler!r}: give NeighborSampler or ClusterSampler, or leave it out")
+        name = type(sampler).__name__
+        if self.source.takes_batches:
+            raise ValueError(
+                f"data.sampler is {name}, which is for the nodes of graphs, but {type(self.source).__name__} has other "
+                "examples: leave it out; data.batch_size alone draws mini-batches of these"
+            )
+        if batch_size is None:
+            unit = "training nodes" if isinstance(sampler, NeighborSampler) else "clusters"
+            raise ValueError(f"data.sampler is {name}: set data.batch_size too, the number of {unit} in a step")
 
     @property
     def _asked(self) -> Asked:
@@ -278,7 +302,12 @@ class FederatedDataModule(LightningDataModule, Counted):
     @property
     def drawing(self) -> Drawing:
         """How training examples are drawn in steps."""
-        return Drawing(batch_size=self.batch_size, steps_per_epoch=self.steps_per_epoch, drop_last=self.drop_last)
+        return Drawing(
+            batch_size=self.batch_size,
+            steps_per_epoch=self.steps_per_epoch,
+            drop_last=self.drop_last,
+            sampler=self.sampler,
+        )
 
     def collator(self, clients: Sequence[Any], *, device: torch.device, dtype: torch.dtype) -> Collator:
         """Make batches for this module's task, of its clients or of changed copies of them."""

@@ -30,6 +30,9 @@ class BlockSparse:
         transposed: Its transpose, likewise; the same object if it is symmetric.
         num_blocks: C.
         entries: What else every entry of the matrix has, (nnz, K), such as the attributes of edges; None for nothing.
+
+    Attributes:
+        totals: Of a sample of a square matrix, what the rows of the whole matrix sum to, (C·N,); None for another.
     """
 
     def __init__(self, matrix: Tensor, transposed: Tensor, num_blocks: int, entries: Tensor | None = None) -> None:
@@ -37,6 +40,7 @@ class BlockSparse:
         self.transposed = transposed
         self.num_blocks = num_blocks
         self.entries = entries
+        self.totals: Tensor | None = None
         self._derived: dict[tuple[Any, ...], Any] = {}
         self._facts: dict[tuple[Any, ...], Tensor] = {}
         self._origin: tuple[BlockSparse, Tensor, Tensor | None] | None = None
@@ -142,6 +146,17 @@ class BlockSparse:
                 self._facts[asked] = found if mask is None else found * mask.unsqueeze(-1)
         return self._facts[asked]
 
+    def sampled_from(self, whole: "BlockSparse", rows: Tensor, mask: Tensor, totals: Tensor) -> None:
+        """Say that this is a sample of another operator's entries in some rows and the like columns.
+
+        Args:
+            whole: The other operator.
+            rows: Which rows these are, by their numbers in the whole matrix, (C·M,); any for padding.
+            mask: Which of them are no padding.
+            totals: What they sum to there.
+        """
+        self._origin, self.totals = (whole, rows, mask), totals
+
     def multiply(self, x: Tensor, *, transpose: bool = False) -> Tensor:
         """What :func:`block_matmul` returns, without a gradient and not under ``vmap``."""
         matrix = self.transposed if transpose else self.matrix
@@ -174,7 +189,9 @@ class BlockSparse:
         entries = self._entries(lambda numbered: _select(numbered, self.num_blocks, blocks, (num_rows, width)))
         selected = BlockSparse(matrix, transposed, len(blocks), entries)
         first_B1 = (blocks * (len(self.matrix) // self.num_blocks))[:, None]
-        selected._origin = self, (first_B1 + torch.arange(num_rows, device=blocks.device)).flatten(), None
+        rows = (first_B1 + torch.arange(num_rows, device=blocks.device)).flatten()
+        selected._origin = self, rows, None
+        selected.totals = None if self.totals is None else self.totals[rows]
         return selected
 
     def moved(self, rows: Tensor, mask: Tensor) -> "BlockSparse":

@@ -25,6 +25,9 @@ class Incidence:
         edges = operator.edges
         self.edges = edges
         self._sources, self._targets = (_ends(edges, nodes) for nodes in (edges.column, edges.row))
+        self._counted = self._targets
+        if operator.totals is not None:  # an edge of a sample stands for several
+            self._counted = _ends(edges, edges.row, operator.matrix.values()[edges.entry])
         attributes = operator.entries
         self.attributes = None if attributes is None else edges.placed(attributes[edges.entry])
         """What every edge has, (C·E, K), or None."""
@@ -38,8 +41,11 @@ class Incidence:
         return block_matmul(self._targets, x_ND, owner=owner)
 
     def totals(self, message_ED: Tensor, *, owner: Tensor) -> Tensor:
-        """The sum over the edges that lead to each node, (N, D); padding is not read; likewise."""
-        return block_matmul(self._targets, message_ED, transpose=True, owner=owner)
+        """The sum over the edges that lead to each node, (N, D); padding is not read; likewise.
+
+        In a sample of edges each counts as often as the operator says.
+        """
+        return block_matmul(self._counted, message_ED, transpose=True, owner=owner)
 
     def values(self, value_SK: Tensor, *, owner: Tensor) -> Tensor:
         """Constants of the edges of all clients, (C·E, K), as each client's, (E, K); likewise."""
@@ -47,20 +53,20 @@ class Incidence:
         return found
 
 
-def _ends(edges: Edges, node: Tensor) -> BlockSparse:
-    """A matrix (E, N) of each client with a one where an edge has a node."""
+def _ends(edges: Edges, node: Tensor, value: Tensor | None = None) -> BlockSparse:
+    """A matrix (E, N) of each client with a value (None: one) where an edge has a node."""
     height, width = edges.num_blocks * edges.longest, edges.num_nodes
     order = node.argsort(stable=True)
-    matrix = _ones(edges.place, node, (height, width), edges.dtype)
-    transposed = _ones(node[order], edges.place[order], (width, height), edges.dtype)
+    value = torch.ones(len(node), dtype=edges.dtype, device=node.device) if value is None else value
+    matrix = _matrix(edges.place, node, value, (height, width))
+    transposed = _matrix(node[order], edges.place[order], value[order], (width, height))
     return BlockSparse(matrix, transposed, edges.num_blocks)
 
 
-def _ones(row: Tensor, column: Tensor, size: tuple[int, int], dtype: torch.dtype) -> Tensor:
-    """A CSR matrix of ones, whose rows ascend."""
+def _matrix(row: Tensor, column: Tensor, value: Tensor, size: tuple[int, int]) -> Tensor:
+    """A CSR matrix, whose rows ascend."""
     crow = torch.searchsorted(row, torch.arange(size[0] + 1, device=row.device), out_int32=True)
-    ones = torch.ones(len(row), dtype=dtype, device=row.device)
-    return torch.sparse_csr_tensor(crow, column.int(), ones, size, check_invariants=False)
+    return torch.sparse_csr_tensor(crow, column.int(), value, size, check_invariants=False)
 
 
 @quick

@@ -25,7 +25,13 @@ from fl_lightning.round.privacy import SecretNumbers
 from fl_lightning.round.stage import Evaluation
 from fl_lightning.run import settings
 from fl_lightning.run.assembly import build_nets, describe_federation, executor_for
-from fl_lightning.run.checks import check_architectures, check_cross_edges, check_directions, check_inductive
+from fl_lightning.run.checks import (
+    check_architectures,
+    check_cross_edges,
+    check_directions,
+    check_inductive,
+    check_sampler,
+)
 from fl_lightning.run.privacy import check_privacy
 from fl_lightning.strategies import Strategy
 from fl_lightning.tasks import Drawing, task_of
@@ -99,6 +105,7 @@ class Membership:
         strategy.setup(federation)
         try:  # of the settings alone
             check_inductive(strategy, [client_data])
+            check_sampler(strategy, model, registry, drawing.sampler)
             check_privacy(strategy, model, registry, training_clients)
             if self.secure:
                 check_share(float(about["secure_share"]))

@@ -30,6 +30,7 @@ from fl_lightning.run.checks import (
     check_edge_attributes,
     check_inductive,
     check_own,
+    check_sampler,
     check_statistics,
     check_union,
     say_unused_edge_data,
@@ -172,6 +173,8 @@ def assemble(
         say_unused_edge_data(strategy, model, registry)
     strategy.setup(describe_federation(fabric, model, registry, training_clients, architectures, seed))
     strategy.check_server_state()
+    drawing = getattr(datamodule, "drawing", None)
+    check_sampler(strategy, model, registry, None if drawing is None else drawing.sampler)
     check_privacy(strategy, model, registry, training_clients)
     trained = set(training_clients)
     return Run(

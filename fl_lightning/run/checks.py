@@ -2,13 +2,16 @@
 
 import warnings
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 
 from fl_lightning.batches.client_data import ClientData
+from fl_lightning.batches.samplers import GraphSampler
 from fl_lightning.federation import ClientRegistry
 from fl_lightning.models.batch_norm import statistics_of
-from fl_lightning.models.plain import name_of
+from fl_lightning.models.plain import name_of, plain_alone
+from fl_lightning.models.reach import reads_beyond
 from fl_lightning.round.client import ClientModule
 from fl_lightning.strategies import Strategy
 
@@ -138,6 +141,48 @@ def check_inductive(strategy: Strategy, clients: Sequence[ClientData]) -> None:
             "strategy.validate_every chooses on validation nodes, but data.splitter is inductive and hides them from "
             "the rounds: set it to null, or choose another strategy"
         )
+
+
+def check_sampler(
+    strategy: Strategy, model: ClientModule, registry: ClientRegistry, sampler: GraphSampler | None
+) -> None:
+    """Refuse to train on parts of graphs if the strategy or the net needs the whole ones.
+
+    Raises:
+        ValueError: The strategy has state for every node, changes the clients' graphs or computes with them, or the
+            net reads nodes that are not sampled.
+    """
+    if sampler is None:
+        return
+    name, given = type(strategy).__name__, f"data.sampler is {type(sampler).__name__}"
+    has_rows = any(spec.per_example for spec in strategy.client_state().values())
+    if strategy.needs_whole_graphs or strategy.adds_edges or strategy.needs_cross_edges or has_rows:
+        raise ValueError(
+            f"{given}, but clients of {name} need their whole graphs in training: leave data.sampler out, or choose "
+            "another strategy"
+        )
+    if sampler.num_hops is None:
+        return
+    for net in model.nets:
+        if alone := plain_alone(net):
+            warnings.warn(
+                f"{name_of(net)} computes on one client's graph at a time ({alone[0].why_alone}): in training its "
+                "layers get the sampled edges as from PyG's NeighborLoader, so that GCNConv normalizes by the degrees "
+                "in the sample, and models are scored with those in the whole graph",
+                stacklevel=2,
+            )
+        if reads_beyond(
+            net,
+            sampler.num_hops,
+            cast("int", registry.num_features),
+            has_edge_weights=registry.has_edge_weights,
+            num_edge_attributes=registry.num_edge_attributes,
+        ):
+            raise ValueError(
+                f"{given} with {sampler.num_hops} fan-outs, but {name_of(net)} reads nodes that are more than "
+                f"{sampler.num_hops} edges away: give data.sampler.fan_outs a number for each convolution, or take a "
+                "net with fewer"
+            )
 
 
 def check_architectures(strategy: Strategy, num_nets: int) -> None:

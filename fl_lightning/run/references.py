@@ -14,7 +14,6 @@ import math
 import signal
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -147,7 +146,7 @@ def _key(facts: Mapping[str, Any], client: ClientModule, data: FederatedDataModu
     except LookupError:
         return None
     contents = [zlib.crc32(each.inputs.contiguous().numpy().data) for each in data.clients]
-    drawing = asdict(data.drawing) if hasattr(data, "drawing") else None
+    drawing = data.drawing.plain if hasattr(data, "drawing") else None
     everything = [made_of, data.registry.partition_hash, contents, drawing, version_of(facts["name"], {})]
     return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()[:20]
 

@@ -82,6 +82,8 @@ class Strategy(ServerState, Bounded, ABC):
     needs_undirected: ClassVar[bool] = False
     #: Whether it adds edges to the clients' graphs, whose weights and attributes are unknown.
     adds_edges: ClassVar[bool] = False
+    #: Whether clients' own computations in training, outside their nets, need the whole graphs.
+    needs_whole_graphs: ClassVar[bool] = False
     #: Whether its own computations with edges, outside the clients' nets, take edge weights into account.
     takes_edge_weight: ClassVar[bool] = True
     #: Whether a model's output uses state of its client's own examples, so that it cannot predict other examples.

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fl_lightning.batches.base import Batch, Collator
 from fl_lightning.batches.draws import DrawnCollator
+from fl_lightning.batches.samplers import GraphSampler
 from fl_lightning.models.plain import name_of
 from fl_lightning.tasks.targets import CLASSES, LABELS, NUMBERS, Target
 
@@ -30,11 +31,23 @@ class Drawing:
         steps_per_epoch: Number of mini-batches in an epoch, each drawn independently; None for passes over the
             examples.
         drop_last: Leave out a short last mini-batch of a pass.
+        sampler: Draws parts of a graph whose nodes are the examples; None to train on whole graphs.
     """
 
     batch_size: int | None = None
     steps_per_epoch: int | None = None
     drop_last: bool = False
+    sampler: GraphSampler | None = None
+
+    @property
+    def of_examples(self) -> dict[str, Any]:
+        """The settings of independent examples, by name."""
+        return {name: value for name, value in vars(self).items() if name != "sampler"}
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """All settings as data."""
+        return {**self.of_examples, **({} if self.sampler is None else {"sampler": self.sampler.plain()})}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +199,7 @@ class DrawnTask(Task):
         device: torch.device,
         dtype: torch.dtype,
     ) -> Collator:
-        settings = dataclasses.asdict(drawing or Drawing())
+        settings = (drawing or Drawing()).of_examples
         return self.collator_class(clients, **settings, device=device, dtype=dtype)
 
 

@@ -1,6 +1,5 @@
 """The task on pairs of nodes."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,7 +59,7 @@ class LinkPrediction(Task):
         device: torch.device,
         dtype: torch.dtype,
     ) -> Collator:
-        settings = dataclasses.asdict(drawing or Drawing())
+        settings = (drawing or Drawing()).of_examples
         return PairCollator(clients, layout=layout, **settings, device=device, dtype=dtype)
 
     def layout_of(self, clients: Sequence[Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Tasks on the nodes of a client's graph, which is trained full-batch."""
+"""Tasks on the nodes of a client's graph, which is trained full-batch or on sampled parts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fl_lightning.batches.base import Batch, Collator
 from fl_lightning.batches.graphs import GraphBatch, GraphCollator
+from fl_lightning.batches.sampled_graphs import SampledGraphCollator
 from fl_lightning.models.gcn import GCN
 from fl_lightning.tasks.base import Classification, Drawing, Regression, Task
 from fl_lightning.tasks.class_metrics import PER_DEGREE, degree_scores
@@ -36,7 +37,12 @@ class NodeTask(Task):
         dtype: torch.dtype,
     ) -> Collator:
         layout = self.layout_of(clients) if layout is None else layout
-        collator = GraphCollator([each.seen() for each in clients], layout=layout, device=device, dtype=dtype)
+        seen = [each.seen() for each in clients]
+        collator: Collator
+        if drawing is None or drawing.sampler is None:
+            collator = GraphCollator(seen, layout=layout, device=device, dtype=dtype)
+        else:
+            collator = SampledGraphCollator(seen, **vars(drawing), layout=layout, device=device, dtype=dtype)
         if any(each.is_inductive for each in clients):
             collator.evaluation = GraphCollator(clients, layout=layout, device=device, dtype=dtype)
         return collator

@@ -11,19 +11,18 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from fl_lightning.data.adjacency import adjacency_matrix
+from fl_lightning.kernels.metis import metis
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
 Groups: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
 
-_METIS_DEFAULT_SEED = 4321
-"""What METIS uses when no seed is given; our seed 0 maps to it, so that it gives the partitions of the papers."""
-
 
 def metis_parts(data: Data, num_parts: int, seed: int) -> Groups:
     """The part of each node, (N,), by METIS: k-way, minimal edge cut; by recursive bisection where that leaves gaps."""
-    return _metis(_symmetric(data), num_parts, seed)
+    matrix = _symmetric(data)
+    return metis(matrix.indptr, matrix.indices, num_parts, seed)
 
 
 def louvain_communities(data: Data, resolution: float, seed: int) -> Groups:
@@ -41,7 +40,8 @@ def pieces(data: Data, group_N: Groups, most: float, seed: int) -> Groups:
         if size > most:
             index = np.flatnonzero(group_N == group)
             num_pieces = min(int(np.ceil(size / most)), int(size))
-            cut_N[index] = number + _metis(matrix[index][:, index], num_pieces, seed)
+            inside = matrix[index][:, index]
+            cut_N[index] = number + metis(inside.indptr, inside.indices, num_pieces, seed)
             number += num_pieces
     return np.asarray(np.unique(cut_N, return_inverse=True)[1], dtype=np.int64)
 
@@ -72,26 +72,6 @@ def members(group_N: np.ndarray[Any, Any], num_groups: int) -> list[Tensor]:
     order = np.argsort(group_N, kind="stable")
     ends = np.cumsum(np.bincount(group_N, minlength=num_groups))
     return [torch.from_numpy(nodes) for nodes in np.split(order, ends[:-1])]
-
-
-def _metis(matrix: "csr_matrix", num_parts: int, seed: int) -> Groups:
-    import pymetis
-
-    index_type = pymetis.zero_copy_dtype()
-    csr = pymetis.CSRAdjacency(matrix.indptr.astype(index_type), matrix.indices.astype(index_type))
-    # numbers beyond 31 bits would overflow METIS's C int
-    options = pymetis.Options(seed=(_METIS_DEFAULT_SEED + seed) % 2**31)
-
-    def parts(recursive: bool) -> Groups:
-        _, part_N = pymetis.part_graph(num_parts, csr, options=options, recursive=recursive)
-        return np.asarray(part_N, dtype=np.int64)
-
-    found_N = parts(recursive=False)
-    if not np.bincount(found_N, minlength=num_parts).all():  # k-way may leave parts of small graphs without a node
-        bisected_N = parts(recursive=True)
-        if np.bincount(bisected_N, minlength=num_parts).all():
-            return bisected_N
-    return found_N
 
 
 def _symmetric(data: Data) -> "csr_matrix":

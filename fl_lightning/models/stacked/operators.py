@@ -33,7 +33,9 @@ def _without_loops(adjacency: BlockSparse, weighted: bool) -> BlockSparse:
 
     matrix = without(adjacency.matrix)
     symmetric = adjacency.transposed is adjacency.matrix
-    return BlockSparse(matrix, matrix if symmetric else without(adjacency.transposed), adjacency.num_blocks)
+    result = BlockSparse(matrix, matrix if symmetric else without(adjacency.transposed), adjacency.num_blocks)
+    result.totals = None if adjacency.totals is None else adjacency.totals - 1  # without the loops
+    return result
 
 
 def normalized(batch: GraphBatch, *, weighted: bool, loop: float) -> BlockSparse:
@@ -58,6 +60,8 @@ def _normalized(edges: BlockSparse, adjacency: BlockSparse, loop: float) -> Bloc
     index = torch.cat([torch.stack([row, column])[:, is_edge], node], dim=1)
     value = torch.cat([edges.matrix.values()[is_edge], edges.matrix.values().new_full((node.shape[1],), loop)])
     degree_M = torch.bincount(index[0], value, minlength=len(edges.matrix)).to(value)
+    if edges.totals is not None:  # a sample of the edges
+        degree_M = edges.totals.to(value) + loop
     scale_M = torch.where(degree_M > 0, degree_M.rsqrt(), 0.0)
     return BlockSparse.from_coordinates(
         index,

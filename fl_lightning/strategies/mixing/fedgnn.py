@@ -80,6 +80,7 @@ class FedGNN(FedAvg, RecordsMetrics):
     needs_graphs = needs_nodes = True
     takes_edge_weight = False
     needs_own_examples = True
+    needs_whole_graphs = True
 
     def __post_init__(self) -> None:
         """Check the settings."""

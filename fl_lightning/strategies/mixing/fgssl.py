@@ -63,6 +63,7 @@ class FGSSL(FedAvg, RecordsMetrics):
     strong_feature_dropout: float = 0.5
 
     needs_graphs = needs_nodes = needs_classes = True
+    needs_whole_graphs = True  # for its views
 
     def __post_init__(self) -> None:
         """Check the settings."""
