@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from html.parser import HTMLParser
 
-_EMPTY = {"meta", "link", "br", "img", "input", "hr"}
+_EMPTY = {"meta", "link", "br", "img", "input", "hr", "wbr"}
 
 
 class _Page(HTMLParser):
@@ -30,7 +30,10 @@ class _Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if not self.open or self.open[-1][0] == "style":
             return
-        self.words.append(data)
+        if self.elements[-1][0] == "wbr":  # within a word
+            self.words[-1] += data
+        else:
+            self.words.append(data)
         own = self.open[-1][1].get("id")
         if own:
             self.texts[own] = self.texts.get(own, "") + data
