@@ -59,7 +59,11 @@ def all_pages(docs: Path) -> None:
         (target / "strategies" / f"{strategy.__name__}.md").write_text(page(strategy, markdown, settings_of(strategy)))
     (target / "strategies.md").write_text(strategies_page(families))
     (target / "methods.md").write_text(methods(families))
-    (target / "settings.md").write_text(settings_page())
+    settings = settings_pages()
+    (target / "settings").mkdir()
+    for group, text in settings.items():
+        (target / "settings" / f"{group}.md").write_text(text)
+    (target / "settings.md").write_text(settings_page(settings))
     tables = [report.parent.name if report.stem == "report" else report.stem for report in results()]
     (target / "tables").mkdir()
     for name, report in zip(tables, results(), strict=True):
@@ -105,25 +109,24 @@ def methods(families: dict[str, list[type]]) -> str:
     return "\n".join([*lines, ""])
 
 
-def settings_page() -> str:
-    """Every setting that is not a strategy's."""
+def settings_pages() -> dict[str, str]:
+    """Every setting that is not a strategy's: a page for each group, by its name."""
+    alone = {"trainer": FederatedTrainer, "trainer.participation": Participation, "data": FederatedDataModule}
+    pages = {group: [*settings_of(cls), ""] for group, cls in alone.items()}
+    nets = [getattr(fl_lightning.models, name) for name in sorted(fl_lightning.models.__all__)]
+    groups = {group: concrete(base) for group, base in GROUPS.items()}
+    groups["model.net"] = [cls for cls in nets if inspect.isclass(cls) and "forward" in vars(cls)]
+    for group, classes in groups.items():
+        pages[group] = []
+        for cls in classes:
+            pages[group] += [f"## {cls.__name__}", "", markdown(summary(cls)), "", *settings_of(cls), ""]
+    return {group: "\n".join([f"# {group}", "", *lines]) for group, lines in pages.items()}
+
+
+def settings_page(groups: Iterable[str]) -> str:
+    """The list of the pages of settings."""
     lines = ["# Settings", "", "Those of the strategies are on [their own pages](strategies.md).", ""]
-    for group, cls in {
-        "trainer": FederatedTrainer,
-        "trainer.participation": Participation,
-        "data": FederatedDataModule,
-    }.items():
-        lines += [f"## {group}", "", *settings_of(cls), ""]
-    for group, base in GROUPS.items():
-        lines += [f"## {group}", ""]
-        for cls in concrete(base):
-            lines += [f"### {cls.__name__}", "", markdown(summary(cls)), "", *settings_of(cls), ""]
-    lines += ["## model.net", ""]
-    for name in sorted(fl_lightning.models.__all__):
-        cls = getattr(fl_lightning.models, name)
-        if inspect.isclass(cls) and "forward" in vars(cls):
-            lines += [f"### {name}", "", markdown(summary(cls)), "", *settings_of(cls), ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, "```{toctree}", ":maxdepth: 2", "", *(f"settings/{name}" for name in groups), "```", ""])
 
 
 def settings_of(cls: type) -> list[str]:

@@ -37,8 +37,10 @@ EQUATIONS: dict[str, list[str]] = {
         r"\qquad \theta_i \approx \arg\min_x f_i(x) + \tfrac{\mu}{2} \|x - u_i\|^2"
     ],
     "FedAux": [
+        r"z_v = \frac{\sum_u \kappa(s_v, s_u)\, h_u}{\sum_u \kappa(s_v, s_u)}, \qquad \kappa(s, t) = e^{-(s - t)^2 / "
+        r"\sigma^2}, \qquad s_v = \cos(h_v, a_i) \qquad \text{(eq. 6)}",
         r"W_{ij} = \frac{\exp(\tau \cos(a_i, a_j))}{\sum_k \exp(\tau \cos(a_i, a_k))}, \qquad "
-        r"\theta_i \leftarrow \sum_j W_{ij}\, \theta_j \qquad \text{(eqs. 7, 8)}"
+        r"\theta_i \leftarrow \sum_j W_{ij}\, \theta_j \qquad \text{(eqs. 7, 8)}",
     ],
     "FedAvg": [r"\theta \leftarrow \sum_{i \in S} w_i\, \theta_i"],
     "FedAvgFinetune": [

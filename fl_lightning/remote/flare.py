@@ -1,6 +1,6 @@
 """The channel to the sites over NVIDIA FLARE 2.9, run by a controller; a FLARE executor runs each site.
 
-Installed by ``pip install 'fl-lightning[flare]'``. Certificates, connections, processes and logs are FLARE's; the
+NVFlare comes with the extra ``flare``. Certificates, connections, processes and logs are FLARE's; the
 federation is ``trainer.fit`` in the server's job process, and a :class:`Site` in each client's.
 
 Each client has a task of its own: data of a broadcast are copied once for all. A client that is known to be dead is not
