@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 GUIDES = [page for page in sorted(ROOT.glob("docs/*/*.md")) if "generated" not in page.parts]
 #: What an option on a page is an option of, where that is not the quickstart's.
 CONTEXT = {
+    "--trainer.executor.": ["--trainer.executor", "StackedExecutor"],
     "--data.source.": ["--data.source", "FileSource", "--data.source.path", "graph.pt"],
     "--strategy.maps": ["--strategy", "SheafFMTL"],
 }

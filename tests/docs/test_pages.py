@@ -7,7 +7,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
-from doc_blocks import blocks
+from doc_blocks import blocks, command_lines
 
 import fl_lightning
 from fl_lightning.arguments import TRAINER_VERBS, VERBS, predicts_new_data
@@ -21,8 +21,8 @@ TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("[!i]*.md"))
 
 def commands(page: Path) -> list[str]:
     """The command lines of ``fl-train`` that a page shows after a ``$``."""
-    lines = [line for language, text in blocks(page) if language == "console" for line in text.splitlines()]
-    return [line.removeprefix("$ ") for line in lines if line.startswith("$ fl-train")]
+    lines = [line for language, text in blocks(page) if language == "console" for line in command_lines(text)]
+    return [line for line in lines if line.startswith("fl-train")]
 
 
 @pytest.mark.full
