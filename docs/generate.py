@@ -15,7 +15,7 @@ import fl_lightning.callbacks
 import fl_lightning.data
 import fl_lightning.models
 import fl_lightning.run.loggers
-from fl_lightning.data import FederatedDataModule, Heterogeneity, Partitioner, Source, Splitter
+from fl_lightning.data import FederatedDataModule, GraphSampler, Heterogeneity, Partitioner, Source, Splitter
 from fl_lightning.executors import Executor
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.participation import Participation
@@ -39,6 +39,7 @@ GROUPS: dict[str, type] = {
     "data.partitioner": Partitioner,
     "data.splitter": Splitter,
     "data.heterogeneity": Heterogeneity,
+    "data.sampler": GraphSampler,
     "trainer.callbacks": Callback,
     "trainer.executor": Executor,
     "trainer.logger": Logger,
