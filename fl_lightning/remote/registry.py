@@ -32,7 +32,7 @@ from fl_lightning.strategies.hypernetwork import sheaf_ridge
 #: bases.
 NOT_FOR_JOBS = frozenset({"PyGNet", "PlainNet", "Twin", "EdgeListFile", "Optimizer", "Module"})
 #: Settings that name files; a job may leave them at None.
-FILE_SETTINGS = frozenset({("RunReport", "against")})
+FILE_SETTINGS = frozenset({("RunReport", "against"), ("Participation", "availability")})
 #: The kinds of objects that settings ask for.
 KINDS: tuple[type, ...] = (
     *(Strategy, ClientModule, nn.Module, Callback, Topology, Participation, RecordPrivacy, torch.optim.Optimizer),

@@ -1,17 +1,19 @@
 """Which clients take part in a round, drop out of it or are slow, and what happens if clients fail."""
 
 import math
-from collections.abc import Sequence
-from typing import Literal
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from fl_lightning.counts import Counted
 from fl_lightning.kernels.randomness import generator
 from fl_lightning.renamed import refuse_former_names
+from fl_lightning.round.availability import Trace, trace_of
+from fl_lightning.round.client_draws import WeightedDraw, some_of
 
-#: From so many clients on, those of a round are drawn without a permutation of all.
-MANY_CLIENTS = 100_000
 #: The longest time limit, a year; alarms cannot be set for much later.
 LONGEST_SECONDS = 365 * 24 * 3600
 
@@ -23,6 +25,15 @@ class Participation(Counted):
     Args:
         fraction: Share of the training clients chosen for a round, in (0, 1]; at least one client.
         num_clients: Number of clients chosen for a round, instead of ``fraction``.
+        availability: Which clients are reachable in which rounds; only these are chosen. Path of a CSV file with the
+            columns ``client`` (its name), ``first`` and ``last`` (rounds, from 0, inclusive), or a table of zeros and
+            ones with a row for each round and a column for each client. It begins again after its last round. If fewer
+            are reachable than a round asks for, all of these take part; None for everyone in every round.
+        sampling_weights: Weights in proportion to which clients are chosen, without replacement: a client with the
+            share p of all weights is in a round of K clients with probability K p, at most 1. ``examples`` for the
+            number of training examples, or one number for each client, in order or by name; None for equal ones.
+            The plain mean of the updates (``strategy.weighting: equal``) is then an unbiased estimate of their mean
+            over all clients weighted by p.
         dropout_probability: Probability that a chosen client does not respond in a round.
         straggler_probability: Probability that a chosen client completes only some of its local epochs (uniform below
             the full number, as in FedProx).
@@ -49,11 +60,17 @@ class Participation(Counted):
 
     settings_prefix = "participation."
 
+    _trace: Trace | None = None
+    _weight_N: Tensor | None = None
+    _draw_of_all: WeightedDraw | None = None
+
     def __init__(
         self,
         *,
         fraction: float = 1.0,
         num_clients: int | None = None,
+        availability: Any = None,
+        sampling_weights: Literal["examples"] | list[float] | dict[str, float] | None = None,
         dropout_probability: float = 0.0,
         straggler_probability: float = 0.0,
         held_out_fraction: float = 0.0,
@@ -93,6 +110,8 @@ class Participation(Counted):
             )
         self.fraction = fraction
         self.num_clients = num_clients
+        self.availability = availability
+        self.sampling_weights = sampling_weights
         self.dropout_probability = dropout_probability
         self.straggler_probability = straggler_probability
         self.held_out_fraction = held_out_fraction
@@ -135,6 +154,27 @@ class Participation(Counted):
         order = torch.randperm(num_clients, generator=generator(seed, "held_out")).tolist()
         return tuple(sorted(order[num_new:]))
 
+    def prepare(self, names: Sequence[str], clients: Sequence[int], num_examples: Callable[[int], int]) -> None:
+        """Read the availability and the weights, before :meth:`draw` is called.
+
+        Args:
+            names: Of all clients.
+            clients: The training clients, ascending.
+            num_examples: Number of training examples of a client.
+
+        Raises:
+            ValueError: They do not fit the clients.
+        """
+        self._trace, self._weight_N, self._draw_of_all = None, None, None
+        if self.availability is not None:
+            self._trace = trace_of(self.availability, names).of(clients, len(names))
+        if self.sampling_weights is not None:
+            weights = _weights(self.sampling_weights, names, clients, num_examples)
+            self._weight_N = torch.tensor(weights, dtype=torch.float64)
+            wanted = self.num_chosen(len(clients))
+            _check_weights(self._weight_N, names, clients, wanted)
+            self._draw_of_all = WeightedDraw(self._weight_N, wanted)
+
     def draw(self, clients: Sequence[int], round_idx: int, seed: int) -> tuple[dict[int, float], list[int]]:
         """Draw a round.
 
@@ -143,8 +183,7 @@ class Participation(Counted):
             chosen clients that dropped out.
         """
         rng = generator(seed, "participation", round_idx)
-        wanted = self.num_chosen(len(clients))
-        chosen = sorted(clients[i] for i in some_of(len(clients), wanted, rng))
+        chosen = sorted(clients[i] for i in self._chosen(len(clients), round_idx, rng))
         drops, slow, share = torch.rand(3, len(chosen), generator=rng, dtype=torch.float64).tolist()
         work_fraction = {
             client: share[i] if slow[i] < self.straggler_probability else 1.0
@@ -152,6 +191,22 @@ class Participation(Counted):
             if drops[i] >= self.dropout_probability
         }
         return work_fraction, [client for client in chosen if client not in work_fraction]
+
+    def num_reachable(self, num_clients: int, round_idx: int) -> int:
+        """How many of the training clients are reachable in a round."""
+        return num_clients if self._trace is None else len(self._trace.reachable(round_idx))
+
+    def _chosen(self, number: int, round_idx: int, rng: torch.Generator) -> list[int]:
+        """The clients of a round, by their numbers among the training clients."""
+        wanted = self.num_chosen(number)
+        here_N = None if self._trace is None else self._trace.reachable(round_idx)
+        if here_N is None:
+            return some_of(number, wanted, rng) if self._draw_of_all is None else self._draw_of_all(rng)
+        if self._weight_N is None:
+            chosen = some_of(len(here_N), min(wanted, len(here_N)), rng)
+        else:
+            chosen = WeightedDraw(self._weight_N[here_N], wanted)(rng)
+        return here_N[chosen].tolist()
 
     def evaluated(self, clients: Sequence[int], seed: int) -> tuple[int, ...]:
         """The training clients that are evaluated, ascending."""
@@ -165,23 +220,6 @@ class Participation(Counted):
         return self.num_clients or max(1, math.floor(self.fraction * num_clients + 0.5))
 
 
-def some_of(number: int, wanted: int, rng: torch.Generator) -> list[int]:
-    """Different indices below a number, drawn uniformly; of very many, without going through all of them.
-
-    Args:
-        number: How many there are.
-        wanted: How many are drawn.
-        rng: Of the draw.
-    """
-    if number < MANY_CLIENTS or 10 * wanted > number:
-        order: list[int] = torch.randperm(number, generator=rng)[:wanted].tolist()
-        return order
-    chosen: dict[int, None] = {}
-    while len(chosen) < wanted:
-        chosen |= dict.fromkeys(torch.randint(number, (wanted,), generator=rng).tolist())
-    return list(chosen)[:wanted]
-
-
 def epochs_of(work_fraction: float, num_epochs: int) -> int:
     """Number of local epochs of a client: all for a work fraction of 1; for a straggler at least one, fewer than all.
 
@@ -190,3 +228,60 @@ def epochs_of(work_fraction: float, num_epochs: int) -> int:
         [5, 4, 3, 1]
     """
     return num_epochs if work_fraction == 1.0 or num_epochs < 2 else 1 + math.floor(work_fraction * (num_epochs - 1))
+
+
+def _weights(
+    given: str | Sequence[float] | dict[str, float],
+    names: Sequence[str],
+    clients: Sequence[int],
+    num_examples: Callable[[int], int],
+) -> list[float]:
+    """The weights of some clients.
+
+    Raises:
+        ValueError: There is not one for each client.
+    """
+    if isinstance(given, str):
+        if given != "examples":
+            raise ValueError(f"participation.sampling_weights is {given!r}: give examples, or a number for each client")
+        return [float(num_examples(client)) for client in clients]
+    if isinstance(given, dict):
+        there = dict.fromkeys(names)
+        if others := [name for name in given if name not in there]:
+            raise ValueError(f"participation.sampling_weights has {others[0]!r}, which is no client: leave it out")
+        if missing := [name for name in names if name not in given]:
+            raise ValueError(f"participation.sampling_weights has none for client {missing[0]!r}: give one for each")
+        return [float(given[names[client]]) for client in clients]
+    if len(given) != len(names):
+        raise ValueError(
+            f"participation.sampling_weights has {len(given)} numbers for {len(names)} clients: give one for each"
+        )
+    return [float(given[client]) for client in clients]
+
+
+def _check_weights(weight_N: Tensor, names: Sequence[str], clients: Sequence[int], wanted: int) -> None:
+    """Refuse weights by which a round cannot be drawn, and warn of those that are too large.
+
+    Raises:
+        ValueError: One is negative, infinite or nan, or too few are positive.
+    """
+    wrong = (~(weight_N.isfinite() & (weight_N >= 0))).nonzero().flatten().tolist()
+    if wrong:
+        raise ValueError(
+            f"participation.sampling_weights of client {names[clients[wrong[0]]]!r} is {float(weight_N[wrong[0]]):g}: "
+            "give a finite number that is not negative"
+        )
+    if (positive := int((weight_N > 0).sum())) < wanted:
+        raise ValueError(
+            f"participation.sampling_weights has {positive} positive numbers, but a round has {wanted} clients: give "
+            "more of them, or lower participation.num_clients or fraction"
+        )
+    share_N = wanted * weight_N / weight_N.sum()
+    largest = int(share_N.argmax())
+    if wanted < len(weight_N) and float(share_N[largest]) > 1 + 1e-9:
+        warnings.warn(
+            f"participation.sampling_weights: client {names[clients[largest]]!r} has {share_N[largest] / wanted:.0%} "
+            f"of the weights, more than one in {wanted}: it is in every round, and the plain mean is biased; have at "
+            f"most {int(wanted / float(share_N[largest]) + 1e-9)} clients in a round for an unbiased one",
+            stacklevel=2,
+        )

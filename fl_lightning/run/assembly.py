@@ -13,6 +13,7 @@ from lightning.fabric.loggers.logger import Logger
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
+from fl_lightning.batches.lazy_clients import num_examples_of
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.executors import ByArchitecture, Executor
 from fl_lightning.executors.optimizer_state import check_optimizer
@@ -164,6 +165,7 @@ def assemble(
         check_inductive(strategy, [client for client in getattr(datamodule, "clients", ()) if client is not None])
     strategy.check_client(model)
     training_clients = participation.training_clients(len(registry), seed)
+    prepare_participation(participation, datamodule, registry, training_clients, strategy)
     strategy.check_round(participation.num_chosen(len(training_clients)))
     architectures = build_nets(fabric, model, strategy, registry, seed)
     check_architectures(strategy, len(architectures))
@@ -252,6 +254,33 @@ def prepare_data(fabric: Fabric, datamodule: FederatedDataModule) -> ClientRegis
         datamodule.prepare_data()
     datamodule.setup()
     return datamodule.registry
+
+
+def prepare_participation(
+    participation: Participation,
+    datamodule: FederatedDataModule,
+    registry: ClientRegistry,
+    training_clients: tuple[int, ...],
+    strategy: Strategy,
+) -> None:
+    """Have the draws of rounds know the clients.
+
+    Raises:
+        ValueError: ``participation.availability`` or ``sampling_weights`` does not fit them.
+    """
+    clients = getattr(datamodule, "clients", None)
+    by_examples = participation.sampling_weights == "examples"
+    if by_examples and (clients is None or clients[training_clients[0]] is None):
+        raise ValueError(
+            "participation.sampling_weights is 'examples', but the numbers of examples are the sites' own: give numbers"
+        )
+    if by_examples and getattr(strategy, "weighting", None) == "examples":
+        warnings.warn(
+            "participation.sampling_weights is 'examples', and strategy.weighting counts the examples once more: set "
+            "strategy.weighting to equal for an unbiased mean",
+            stacklevel=2,
+        )
+    participation.prepare(registry.names, training_clients, lambda client: num_examples_of(clients or (), client))
 
 
 def build_nets(

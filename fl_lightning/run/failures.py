@@ -100,6 +100,12 @@ class Failures:
         setting = "participation.min_clients"
         if self.quorum > self.participation.min_clients:
             setting = "strategy.aggregation needs as many"
+        run = self.run
+        if self.participation.availability is not None and run.round_idx:
+            here = self.participation.num_reachable(len(run.training_clients), run.round_idx - 1)
+            failures = f"participation.availability has {here} clients in the last round" + f"; {failures}" * bool(
+                missing
+            )
         return f"fewer than {self.quorum} clients responded ({setting}); {failures}"
 
     def _named(self, clients: Sequence[int], num_clients: int) -> str:

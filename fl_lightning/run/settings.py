@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fl_lightning.round.availability import digest_of
 from fl_lightning.round.client import ClientModule
 from fl_lightning.run.callback import Callback
 from fl_lightning.yaml_input import parse_yaml
@@ -69,8 +70,10 @@ def of_run(trainer: Any, client: ClientModule, strategy: Any) -> dict[str, Any]:
         "precision": trainer.precision,
         "monitor": {"name": trainer.monitor or client.monitor, "mode": trainer.monitor_mode},
     }
-    private = {} if client.privacy is None else {"privacy": client.privacy}
-    return of_objects(strategy=strategy, participation=trainer.participation, trainer=local, **private)
+    more: dict[str, Any] = {} if client.privacy is None else {"privacy": client.privacy}
+    if trainer.participation.availability is not None:
+        more["availability"] = digest_of(trainer.participation.availability)
+    return of_objects(strategy=strategy, participation=trainer.participation, trainer=local, **more)
 
 
 def differences(saved: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from lightning.fabric.loggers.logger import Logger
 
-from fl_lightning.round.participation import MANY_CLIENTS
+from fl_lightning.round.client_draws import MANY_CLIENTS
 from fl_lightning.round.payload import Payload
 from fl_lightning.run import checkpoint, settings
 from fl_lightning.run.assembly import Run

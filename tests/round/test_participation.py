@@ -1,7 +1,8 @@
 import pytest
 
 from fl_lightning.kernels.randomness import generator
-from fl_lightning.round.participation import MANY_CLIENTS, Participation, epochs_of, some_of
+from fl_lightning.round.client_draws import MANY_CLIENTS, some_of
+from fl_lightning.round.participation import Participation, epochs_of
 
 CLIENTS = tuple(range(20))
 

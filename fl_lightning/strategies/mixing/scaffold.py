@@ -36,8 +36,8 @@ from torch import Tensor
 from fl_lightning.batches.base import Batch
 from fl_lightning.federation import Federation
 from fl_lightning.round.client import ClientModule
+from fl_lightning.round.client_draws import MANY_CLIENTS
 from fl_lightning.round.context import Context, Parameters
-from fl_lightning.round.participation import MANY_CLIENTS
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.program import Change, LocalProgram
 from fl_lightning.round.stage import ClientOutput, Evaluation, Stage, StateSpec
