@@ -1,6 +1,7 @@
 """The answer to which method is taken: a sentence, a table, a page, and a configuration that trains the method."""
 
 import math
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +16,33 @@ from fl_lightning.choice.verdict import Interval, Standing, Verdict, decide, dif
 from fl_lightning.report.figures import Table
 from fl_lightning.report.wording import count, duration, number, signed, size
 from fl_lightning.study.store import is_less_better
+
+
+def columns_of(table: Table, width: int) -> list[str]:
+    r"""A table as lines of text; columns that do not fit side by side follow below, beside the first one.
+
+    Example:
+        >>> table = Table(columns=["method", "test/acc", "sent"], rows=[["Local", "0.8", "0 B"]])
+        >>> print("\n".join(columns_of(table, 20)))
+        method  test/acc
+        Local   0.8
+        <BLANKLINE>
+        method  sent
+        Local   0 B
+    """
+    rows = [list(table.columns), *map(list, table.rows)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    parts: list[list[int]] = [[]]
+    for column in range(1, len(widths)):
+        needed = sum(widths[other] + 2 for other in (0, *parts[-1])) + widths[column]
+        if needed > width and parts[-1]:
+            parts.append([])
+        parts[-1].append(column)
+    blocks = [
+        ["  ".join(row[column].ljust(widths[column]) for column in (0, *part)).rstrip() for row in rows]
+        for part in parts
+    ]
+    return [line for block in blocks for line in ("", *block)][1:]
 
 
 @dataclass
@@ -150,10 +178,7 @@ class Answer:
         return [*left_out, *map(str, last.values()), *more]
 
     def __str__(self) -> str:
-        heads = list(self.table.columns)
-        rows = [heads, *map(list, self.table.rows)]
-        widths = [max(len(row[index]) for row in rows) for index in range(len(heads))]
-        shown = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        shown = columns_of(self.table, shutil.get_terminal_size(fallback=(120, 24)).columns)
         dropped = [f"  {line}" for line in self.lines]
         return "\n".join(
             [
