@@ -13,7 +13,7 @@ import yaml
 from fl_lightning.command_line import main
 
 #: A number of a page and of a run agree to so much; both are rounded, and machines add in different orders.
-ABSOLUTE, RELATIVE = 0.03, 0.05
+ABSOLUTE, RELATIVE = 0.02, 0.005
 _NUMBER = re.compile(r"[-−]?\d+(?:\.\d+)?(?:e-?\d+)?")
 #: Programs that no test starts, and what needs machines, kits or an account: those commands have tests of their own.
 OTHER_PROGRAMS = ("git", "make", "source", "wandb", "torchrun", "srun", "pip")
