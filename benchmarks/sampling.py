@@ -1,0 +1,256 @@
+"""Training on parts of graphs: accuracy beside full batch on Cora, and a graph of ogbn-products' size.
+
+    .venv/bin/python benchmarks/sampling.py cora [--rounds 100] [--seeds 0 1 2]
+    .venv/bin/python benchmarks/sampling.py products [--scale 1.0]
+
+``cora`` trains FedAvg on Cora (10 clients by METIS, the settings of configs/fedavg_cora.yaml) full-batch and on parts,
+and reports the test accuracy of the round with the best validation accuracy. ``products`` generates a graph with the
+numbers of nodes, edges, features, classes and training nodes of ogbn-products (times ``--scale``), cuts it into 10
+clients by METIS and trains one round of one epoch with sampled neighbors: the seconds of each part, and the largest
+memory of the process until then. Writes its part of benchmarks/results/sampling.json, and sampling.md.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch_geometric.data import Data
+
+import fl_lightning as fl
+from fl_lightning.data import (
+    ClusterSampler,
+    FederatedDataModule,
+    GlobalSplit,
+    GraphSampler,
+    GraphSource,
+    MetisPartitioner,
+    NeighborSampler,
+    PlanetoidSource,
+)
+from fl_lightning.data.partition import communities
+from fl_lightning.executors import SequentialExecutor
+from fl_lightning.kernels.metis import metis
+from fl_lightning.models import GCN, GraphSAGE
+from fl_lightning.run.allocator import keep_freed_memory
+from fl_lightning.strategies import FedAvg
+
+RESULTS = Path(__file__).parent / "results"
+#: Samplers on Cora, with their batch sizes.
+CASES: dict[str, tuple[GraphSampler | None, int | None]] = {
+    "full batch": (None, None),
+    "neighbors, fan-outs 10 and 10, 64 nodes a step": (NeighborSampler([10, 10]), 64),
+    "8 clusters, 4 a step": (ClusterSampler(8), 4),
+}
+#: ogbn-products.
+NODES, EDGES, FEATURES, CLASSES, COMMUNITY = 2_449_029, 61_859_140, 100, 47, 500
+
+
+class LikeProducts(GraphSource):
+    """A graph of ogbn-products' size: communities of 500 nodes, four fifths of the edges within them.
+
+    Four fifths of a community's nodes are of its class. Features are centroids of classes and noise. Edges have both
+    directions.
+
+    Args:
+        scale: Share of the nodes and edges.
+    """
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__(undirected=False)
+        self.scale = scale
+
+    def load(self, root: Path, cache_dir: Path | None = None) -> Data:
+        """Generate it."""
+        draw = np.random.default_rng(0)
+        num_nodes, num_edges = round(NODES * self.scale), round(EDGES * self.scale)
+        number_N = draw.permutation(num_nodes).astype(np.int64)  # no order of the nodes gives communities away
+        place_N = np.empty_like(number_N)
+        place_N[number_N] = np.arange(num_nodes)
+        class_M = draw.integers(CLASSES, size=-(-num_nodes // COMMUNITY))
+        y_N = np.where(
+            draw.random(num_nodes) < 0.8, class_M[place_N // COMMUNITY], draw.integers(CLASSES, size=num_nodes)
+        )
+        code_E = np.empty(0, np.int64)
+        while len(code_E) < num_edges:
+            missing = round((num_edges - len(code_E)) * 1.05) + 1000
+            source_E = draw.integers(num_nodes, size=missing)
+            target_E = source_E // COMMUNITY * COMMUNITY + draw.integers(COMMUNITY, size=missing)
+            is_far_E = draw.random(missing) < 0.2
+            target_E[is_far_E] = draw.integers(num_nodes, size=int(is_far_E.sum()))
+            target_E = np.minimum(target_E, num_nodes - 1)
+            low_E, high_E = np.minimum(source_E, target_E), np.maximum(source_E, target_E)
+            new_E = (low_E * num_nodes + high_E)[low_E != high_E]
+            del source_E, target_E, low_E, high_E, is_far_E
+            code_E = np.unique(np.concatenate([code_E, new_E]))
+        if len(code_E) > num_edges:
+            code_E = np.delete(code_E, draw.choice(len(code_E), len(code_E) - num_edges, replace=False))
+        ends = number_N[code_E // num_nodes], number_N[code_E % num_nodes]
+        del code_E
+        edge_index_2E = torch.from_numpy(np.stack([np.concatenate(ends), np.concatenate(ends[::-1])]))
+        centroid_KF = draw.standard_normal((CLASSES, FEATURES), dtype=np.float32)
+        x_NF = draw.standard_normal((num_nodes, FEATURES), dtype=np.float32)
+        x_NF *= 3
+        x_NF += centroid_KF[y_N]
+        return Data(x=torch.from_numpy(x_NF), edge_index=edge_index_2E, y=torch.from_numpy(y_N))
+
+    def identity(self) -> dict[str, Any]:
+        """The scale."""
+        return {"source": "LikeProducts", "scale": self.scale}
+
+
+def cora(num_rounds: int, seeds: list[int]) -> dict[str, Any]:
+    """Test accuracy and seconds a round of each sampler."""
+    result: dict[str, Any] = {"rounds": num_rounds, "seeds": seeds, "cases": {}}
+    for name, (sampler, batch_size) in CASES.items():
+        accuracies, seconds = [], []
+        for seed in seeds:
+            splitter = GlobalSplit(train=0.4, val=0.3)
+            data = FederatedDataModule(
+                PlanetoidSource("Cora"),
+                MetisPartitioner(10, seed=0),
+                splitter,
+                sampler=sampler,
+                batch_size=batch_size,
+                steps_per_epoch=None if sampler is None else 1,  # as many as full batch has
+                seed=seed,
+            )
+            scores, run = trained(data, num_rounds, seed, GCN, 0.5, num_epochs=3)
+            accuracies.append(scores["test/acc"])
+            seconds += [row["seconds"] for row in run.history[1:]]
+        result["cases"][name] = {"accuracy": accuracies, "seconds": statistics.median(seconds)}
+        print(name, result["cases"][name], flush=True)
+    return result
+
+
+def trained(
+    data: FederatedDataModule, num_rounds: int, seed: int, net: Any, dropout: float, *, num_epochs: int, **settings: Any
+) -> tuple[Any, Any]:
+    """The scores of a run, and the run."""
+    client = fl.ClientModule(
+        lambda *widths: net(*widths, hidden_channels=128, dropout=dropout),
+        lambda parameters: torch.optim.Adam(parameters, lr=0.01, fused=True),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = fl.FederatedTrainer(
+            num_rounds=num_rounds,
+            accelerator="cpu",
+            default_callbacks=False,
+            logger=False,
+            seed=seed,
+            default_root_dir=folder,
+            **settings,
+        )
+        return trainer.fit(client, data, FedAvg(num_epochs=num_epochs)), trainer.run
+
+
+def products(scale: float) -> dict[str, Any]:
+    """Seconds and memory of each part."""
+    parts: dict[str, Any] = {}
+
+    def note(name: str, begin: float) -> None:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        parts[name] = {"seconds": time.perf_counter() - begin, "peak_gib": peak}
+        print(name, parts[name], flush=True)
+
+    def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            begin = time.perf_counter()
+            result = function(*args, **kwargs)
+            note(name, begin)
+            return result
+
+        return call
+
+    source = LikeProducts(scale)
+    source.load = timed("generated", source.load)  # type: ignore[method-assign]
+    vars(communities)["metis"] = timed("of which METIS", metis)
+    with tempfile.TemporaryDirectory() as cache_dir:
+        splitter, sampler = GlobalSplit(train=0.08, val=0.02), NeighborSampler([10, 10])
+        data = FederatedDataModule(
+            source, MetisPartitioner(10), splitter, sampler=sampler, batch_size=1024, cache_dir=cache_dir
+        )
+        begin = time.perf_counter()
+        data.prepare_data()
+        note("generated, prepared and cut", begin)
+        begin = time.perf_counter()
+        data.setup()
+        note("graphs of the clients", begin)
+        facts = {
+            "nodes": sum(client.num_nodes for client in data.clients),
+            "edges": round(EDGES * scale),
+            "kept_edges": sum(client.num_edges for client in data.clients) // 2,
+            "training_nodes": sum(client.num_examples for client in data.clients),
+        }
+        begin = time.perf_counter()
+        scores, run = trained(data, 1, 0, GraphSAGE, 0.0, num_epochs=1, executor=SequentialExecutor())
+        note("a round: one epoch of all clients, two evaluations on whole graphs", begin)
+    return {"scale": scale, **facts, "parts": parts, "test_acc": scores["test/acc"], "clock": dict(run.clock.seconds)}
+
+
+def page(found: dict[str, Any]) -> str:
+    """The page of results."""
+    lines = [
+        "# Training on parts of graphs",
+        "",
+        "Written by `benchmarks/sampling.py`, on two CPU cores that others used too.",
+    ]
+    if cases := found.get("cora"):
+        full = statistics.mean(cases["cases"]["full batch"]["accuracy"])
+        lines += [
+            "",
+            "## Cora",
+            "",
+            f"FedAvg, 10 clients, {cases['rounds']} rounds of 3 steps, {len(cases['seeds'])} seeds: test accuracy at "
+            "the round with the best validation accuracy, in percent, with the standard deviation over seeds.",
+            "",
+            "| training | test accuracy | beside full batch | seconds a round |",
+            "|---|---|---|---|",
+        ]
+        for name, case in cases["cases"].items():
+            mean, spread = (100 * f(case["accuracy"]) for f in (statistics.mean, statistics.pstdev))
+            lines.append(f"| {name} | {mean:.1f} ± {spread:.1f} | {mean - 100 * full:+.1f} | {case['seconds']:.2f} |")
+    if made := found.get("products"):
+        lines += [
+            "",
+            "## A graph of ogbn-products' size",
+            "",
+            f"Generated: {made['nodes']:,} nodes, {made['edges']:,} edges, {FEATURES} features, {CLASSES} classes; "
+            f"{made['scale']:.0%} of the size. 10 clients by METIS keep {made['kept_edges']:,} edges and have "
+            f"{made['training_nodes']:,} training nodes. "
+            "GraphSAGE of width 128, fan-outs 10 and 10, 1,024 nodes a step, clients one after another.",
+            "",
+            "| part | seconds | largest memory until then, GiB |",
+            "|---|---|---|",
+            *(f"| {name} | {part['seconds']:.0f} | {part['peak_gib']:.1f} |" for name, part in made["parts"].items()),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Measure, and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("case", choices=("cora", "products", "page"))
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--scale", type=float, default=1.0)
+    args = parser.parse_args()
+    keep_freed_memory()
+    torch.set_num_threads(1)
+    path = RESULTS / "sampling.json"
+    found = json.loads(path.read_text()) if path.exists() else {}
+    if args.case != "page":
+        found[args.case] = cora(args.rounds, args.seeds) if args.case == "cora" else products(args.scale)
+    path.write_text(json.dumps(found, indent=1) + "\n")
+    path.with_suffix(".md").write_text(page(found))
+
+
+if __name__ == "__main__":
+    main()
