@@ -97,6 +97,11 @@ class ClientRegistry:
             layout=task.layout_of(clients),
         )
 
+    @property
+    def own(self) -> list[str]:
+        """What is each client's own: ``features``, ``outputs``, both, or nothing."""
+        return [what for what, own in (("features", self.own_inputs), ("outputs", bool(self.own_outputs))) if own]
+
     def __len__(self) -> int:
         """Clients."""
         return len(self.names)

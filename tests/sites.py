@@ -25,12 +25,13 @@ def make_sites(
     make: Callable[[], tuple[ClientModule, Strategy]],
     policy: SitePolicy = OPEN,
     drawing: Drawing | None = None,
+    own: Sequence[str] = (),
 ) -> list[Site]:
     """A site for each graph; made again, they go on from their folders."""
     sites = []
     for graph in graphs:
         model, strategy = make()
-        sites.append(Site(graph, model, strategy, folder / graph.name, policy=policy, drawing=drawing))
+        sites.append(Site(graph, model, strategy, folder / graph.name, policy=policy, drawing=drawing, own=own))
     return sites
 
 

@@ -14,6 +14,7 @@ from fl_lightning.federation import ClientRegistry, common_edges
 from fl_lightning.relations.topology import Topology
 from fl_lightning.remote.channel import Channel, ask_all
 from fl_lightning.remote.message import Message
+from fl_lightning.remote.own import common_own
 from fl_lightning.remote.responses import check_response
 from fl_lightning.remote.schema import WrongMessage, shown
 from fl_lightning.strategies import Strategy
@@ -22,7 +23,7 @@ from fl_lightning.tasks import task_of
 #: What to do about facts that sites must have in common.
 _REMEDY = {
     "task": "Give all sites the same kind of target",
-    "num_features": "Give all sites the same features; clients with features of their own train on one machine",
+    "num_features": "Give all sites the same features, or set own: [features] in each site's file",
 }
 
 
@@ -114,16 +115,20 @@ class RemoteData(LightningDataModule):
             summary = "; ".join(f"{names[client]}: {why}" for client, why in sorted(failures.items()))
             raise ValueError(f"sites that cannot take part: {summary}. Start them, or leave them out of the federation")
         clients = [responses[client].about for client in range(len(names))]
-        for fact in ("task", "num_features"):
+        own = common_own(dict(zip(names, clients, strict=True)))
+        for fact in ("task", *(["num_features"] if "features" not in own else [])):
             values = {name: card[fact] for name, card in zip(names, clients, strict=True)}
             if any(value != clients[0][fact] for value in values.values()):
                 raise ValueError(f"the sites' {fact} must be the same: {values}. {_REMEDY[fact]}")
-        self._check_classes(names, clients)
+        self._check_classes(names, clients, own)
         called = [card["name"] for card in clients]
         if len(set(called)) < len(called):
             raise ValueError(f"the sites' clients need distinct names, these are {', '.join(called)}")
-        width = clients[0]["num_features"]
-        density = sum(card["density"] for card in clients) / len(clients)
+        width, density = clients[0]["num_features"], sum(card["density"] for card in clients) / len(clients)
+        if "features" in own:  # narrower ones are padded with zeros
+            width = max(card["num_features"] for card in clients)
+            density = sum(card["density"] * card["num_features"] / width for card in clients) / len(clients)
+        counts = tuple(card["num_outputs"] for card in clients)
         identity = json.dumps([[card["name"], card["data"]] for card in clients]).encode()
         self.has_validation = any(card["has_validation"] for card in clients)
         relation_CC: Tensor | None = None
@@ -136,19 +141,21 @@ class RemoteData(LightningDataModule):
             cost=(0,) * len(clients),
             task=task,
             num_features=tuple(width) if isinstance(width, list) else width,
-            num_outputs=self.num_outputs or max(card["num_outputs"] for card in clients),
+            num_outputs=self.num_outputs or max(counts),
+            own_inputs="features" in own,
+            own_outputs=counts if "outputs" in own else (),
             relation_CC=relation_CC,
             **common_edges({name: card["edges"] for name, card in zip(names, clients, strict=True)}),
             partition_hash=hashlib.sha256(identity).hexdigest(),
             layout=task.layout_for(density),
         )
 
-    def _check_classes(self, names: Sequence[str], cards: Sequence[Mapping[str, Any]]) -> None:
+    def _check_classes(self, names: Sequence[str], cards: Sequence[Mapping[str, Any]], own: Sequence[str]) -> None:
         """Refuse sites whose classes do not mean the same, and more classes than outputs."""
         groups: dict[str, list[str]] = {}
         for name, card in zip(names, cards, strict=True):
             groups.setdefault(card["class_names"], []).append(name)
-        if len(groups) > 1:
+        if len(groups) > 1 and "outputs" not in own:
             summary = "; ".join(
                 f"{', '.join(members)}: {f'list {digest[:8]}' if digest else 'none'}"
                 for digest, members in groups.items()

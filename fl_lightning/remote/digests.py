@@ -43,13 +43,16 @@ def content_of(client_data: ClientData) -> bytes:
     return Message(kind="data", tensors=tensors).wire
 
 
-def card_of(client_data: ClientData, names: UserNames, task: Task, digest: Callable[[bytes], str]) -> dict[str, Any]:
+def card_of(
+    client_data: ClientData, names: UserNames, task: Task, own: Sequence[str], digest: Callable[[bytes], str]
+) -> dict[str, Any]:
     """What a site says of its client when it joins.
 
     Args:
         client_data: What the client holds.
         names: The user's names.
         task: The task of the site's data.
+        own: Whether its ``features`` and ``outputs`` mean something else than at other sites.
         digest: The digest of the data's bytes, keyed by the site.
     """
     inputs, named = client_data.inputs, names.class_names
@@ -57,7 +60,8 @@ def card_of(client_data: ClientData, names: UserNames, task: Task, digest: Calla
         "name": client_data.name,
         "task": task.plain,
         "num_features": client_data.num_features,
-        "num_outputs": task.target.num_outputs([client_data.y_N], len(named or ())),
+        "num_outputs": client_data.num_outputs or task.target.num_outputs([client_data.y_N], len(named or ())),
+        "own": list(own),
         "class_names": "" if named is None else hashlib.sha256(json.dumps(named).encode()).hexdigest(),
         "has_validation": bool(client_data.val_mask_N.any()),
         "edges": dict(client_data.edge_facts),

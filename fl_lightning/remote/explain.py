@@ -64,6 +64,7 @@ def _start(job: Job, site: Site) -> Message:
         "task": card["task"],
         "num_features": card["num_features"],
         "num_outputs": job.num_outputs or card["num_outputs"],
+        "own": card["own"],
         "layout": site.model.task.layout_for(card["density"]),
         "training_clients": list(range(len(job.sites))),
         "seed": job.seed,

@@ -63,19 +63,33 @@ class Guard:
                 f"a message of {len(wire)} bytes arrived, but policy.max_message_mib is {self.policy.max_message_mib}"
             )
 
-    def admit_widths(self, num_features: Any, num_outputs: Any) -> None:
-        """Refuse inputs that are not this client's, and more outputs than the bound."""
+    def admit_widths(self, num_features: Any, num_outputs: Any, own: Sequence[str] = ()) -> None:
+        """Refuse inputs that are not this client's, and more outputs than the bound.
+
+        Where features (outputs) are each client's own, the widest client determines the net: there are at least as many
+        as here, and not more than a net may have parameters.
+        """
         if isinstance(num_outputs, bool) or not isinstance(num_outputs, int) or num_outputs < 1:
             raise Refused("the number of outputs must be an integer of at least 1")
         self.policy.check_outputs(num_outputs)
-        width = self.client_data.num_features
+        if "outputs" in own and num_outputs < (self.client_data.num_outputs or self.client_data.y_N.shape[-1]):
+            raise Refused("the federation has fewer outputs than this site")
         given = tuple(num_features) if isinstance(num_features, list | tuple) else num_features
-        if given != width:
+        if "features" in own:
+            self._admit_wider(given)
+        elif given != self.client_data.num_features:
             raise Refused("the federation's inputs do not have the same width as this site's")
 
-    def admit_nets(self, model: ClientModule, num_outputs: int) -> None:
+    def _admit_wider(self, given: Any) -> None:
+        whole = isinstance(given, int) and not isinstance(given, bool)
+        if not whole or given < self.client_data.inputs.shape[1]:
+            raise Refused("the federation's inputs are not as wide as this site's")
+        if given > (most := self.policy.max_parameters):
+            raise Refused(f"inputs of width {given} are asked for, policy.max_parameters is {most} here")
+
+    def admit_nets(self, model: ClientModule, num_features: Any, num_outputs: int) -> None:
         """Refuse nets that are too large, by counting their parameters before they are allocated."""
-        if (count := count_parameters(model, self.client_data.num_features, num_outputs)) is not None:
+        if (count := count_parameters(model, num_features, num_outputs)) is not None:
             self.admit_parameters(count)
 
     def admit_parameters(self, count: int) -> None:
@@ -260,20 +274,6 @@ def scored_of(evaluation: Evaluation) -> Any:
         return "tuned"
     received = evaluation.payload is not None and evaluation.payload.parameters
     return "received" if received and not evaluation.prefer_trained else "own"
-
-
-def check_common(own_inputs: bool, own_outputs: bool, where: str) -> None:
-    """Refuse data whose features or outputs mean something else for each client: no server knows of such layers.
-
-    Raises:
-        ValueError: They do.
-    """
-    own = [what for what, is_own in (("features", own_inputs), ("outputs", own_outputs)) if is_own]
-    if own:
-        raise ValueError(
-            f"{where}: the clients have {' and '.join(own)} of their own, and layers for these, which sites do not: "
-            "give every site a source of the same features and classes, or train the clients on one machine"
-        )
 
 
 def count_parameters(model: ClientModule, num_features: Any, num_outputs: int) -> int | None:

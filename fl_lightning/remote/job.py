@@ -3,6 +3,7 @@
 A job (:mod:`fl_lightning.remote.job_schema`) says what is computed. A site's own file says what data it holds and what
 it refuses; a job contains no data, and a site without ``data`` in its file takes part in none.
 
+    own: [features, outputs]  # which of these mean something else here than at other sites; none if left out
     client: 0                 # which of its data's clients the site is; 0 for the only one
     named_as: site            # the client's name: that of its site, or that in its data
     data:
@@ -33,7 +34,6 @@ from fl_lightning.cli import FederatedCLI
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.settings import check_count
 from fl_lightning.relations.topology import Topology
-from fl_lightning.remote.guard import check_common
 from fl_lightning.remote.identity import Identity
 from fl_lightning.remote.job_schema import Job
 from fl_lightning.remote.policy import JobPolicy, SitePolicy
@@ -47,7 +47,7 @@ from fl_lightning.yaml_input import dump_yaml, read_yaml
 
 #: Names of the files of their owners in the folder ``local`` of a kit, and of the job in what FLARE deploys.
 SITE_FILE, SERVER_FILE, JOB_FILE = "fl_site.yaml", "fl_server.yaml", "job.json"
-_SITE_KEYS = ("client", "named_as", "data", "policy", "accelerator")
+_SITE_KEYS = ("own", "client", "named_as", "data", "policy", "accelerator")
 _SERVER_KEYS = ("policy", "accelerator")
 _Policy = TypeVar("_Policy", bound=JobPolicy)
 _Made = TypeVar("_Made", bound="Parts")
@@ -131,7 +131,6 @@ def open_site(
     client = site_settings.get("client", 0)
     if client >= data.num_clients:
         raise ValueError(f"{site_file}: client is {client}, but the data have {data.num_clients} clients")
-    check_common(data.registry.own_inputs, bool(data.registry.own_outputs), str(site_file))
     client_data = data.clients[client]
     if name and site_settings.get("named_as", "site") == "site":
         client_data = dataclasses.replace(client_data, name=name)
@@ -149,6 +148,7 @@ def open_site(
         planned_rounds=job.planned_rounds,
         account=account,
         identity=None if startup is None else Identity.of_kit(startup, policy.peers),
+        own=site_settings.get("own", data.registry.own),
     )
 
 

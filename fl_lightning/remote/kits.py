@@ -44,6 +44,7 @@ _BUILDERS: list[dict[str, Any]] = [
     {"path": "nvflare.lighter.impl.signature.SignatureBuilder"},
 ]
 _SITE_TEMPLATE = """# What this site is, and what it refuses. (See fl_lightning/remote/job.py for all settings.)
+# own: [features, outputs]   # if they mean something else here than at other sites
 # client: 0
 # data:
 #   source: {class_path: FileSource, init_args: {path: /data/graph.pt}}

@@ -30,6 +30,7 @@ from fl_lightning.run.checks import (
     check_cross_edges,
     check_directions,
     check_inductive,
+    check_own,
     check_sampler,
 )
 from fl_lightning.run.privacy import check_privacy
@@ -86,8 +87,8 @@ class Membership:
             raise Refused(
                 f"the server's settings differ from this site's; {'; '.join(other)} (then: server, now: site)"
             )
-        guard.admit_widths(about["num_features"], about["num_outputs"])
-        self.client_data, self.drawing = client_data, drawing
+        guard.admit_widths(about["num_features"], about["num_outputs"], about["own"])
+        self.drawing = drawing
         self.index, self.secure = int(about["index"]), bool(about["secure"])
         self.label = str(about["federation"])
         fabric = Fabric(accelerator=accelerator, devices=1, precision=about["precision"])
@@ -95,9 +96,13 @@ class Membership:
         strategy.check_task(registry.task)
         check_directions(strategy, registry)
         check_cross_edges(strategy, registry)
+        check_own(strategy, registry)
         strategy.check_client(model)
         strategy.complete(model, registry)  # with the strategy's own net if the job names none
-        guard.admit_nets(model, registry.num_outputs)
+        guard.admit_nets(model, registry.num_features, registry.num_outputs)
+        if registry.own:
+            client_data = client_data.widened(about["num_features"], about["num_outputs"])
+        self.client_data = client_data
         self.architectures = build_nets(fabric, model, strategy, registry, about["seed"])
         check_architectures(strategy, len(self.architectures))
         training_clients = tuple(about["training_clients"])
@@ -221,6 +226,8 @@ def _registry(start: Message, client_data: ClientData) -> ClientRegistry:
         task=task_of(about["task"]),
         num_features=tuple(width) if isinstance(width, list) else width,
         num_outputs=about["num_outputs"],
+        own_inputs="features" in about["own"],
+        own_outputs=unknown if "outputs" in about["own"] else (),
         relation_CC=start.tensors.get("relation"),
         layout=about["layout"],
         **client_data.edge_facts,

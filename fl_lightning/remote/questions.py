@@ -1,6 +1,6 @@
 """A site's checks of a server's messages: anything that no honest server sends is refused before anything changes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -32,7 +32,7 @@ def check_question(message: Message) -> None:
         raise Refused(f"the server's message {message.kind!r} is wrong: it has tensors")
 
 
-def check_start(message: Message, client_data: ClientData, task: Task) -> None:
+def check_start(message: Message, client_data: ClientData, task: Task, own: Sequence[str]) -> None:
     """Refuse a federation that does not fit the site's data.
 
     Raises:
@@ -42,7 +42,8 @@ def check_start(message: Message, client_data: ClientData, task: Task) -> None:
     width = list(client_data.inputs.shape[1:])
     wrong = {
         "task": about["task"] != task.plain,
-        "num_features": about["num_features"] not in (width, *width[: len(width) == 1]),
+        "num_features": "features" not in own and about["num_features"] not in (width, *width[: len(width) == 1]),
+        "own": about["own"] != list(own),
         "index": about["index"] >= count,
         "training_clients": max(about["training_clients"]) >= count,
         "precision": about["precision"] not in _PRECISIONS,

@@ -27,6 +27,7 @@ def start_facts(strategy: Strategy, client: ClientModule, registry: ClientRegist
         "task": registry.task.plain,
         "num_features": registry.num_features,
         "num_outputs": registry.num_outputs,
+        "own": registry.own,
         "layout": dict(registry.layout),
         "training_clients": list(federation.training_clients),
         **facts,

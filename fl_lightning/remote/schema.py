@@ -184,6 +184,7 @@ def _task(fact: Any) -> str:
 _CLIENT = whole(0, MOST_CLIENTS - 1)
 _WIDTH = whole(1, 10**7)
 _FEATURES = either(_WIDTH, list_of(_WIDTH, 8, 1))
+_OWN = list_of(one_of("features", "outputs"), 2, distinct=True)
 _STATE = hexadecimal()
 _SETTINGS = mapping(text(), anything, 10_000)
 _ADDRESS = record(phase=one_of("initial", "round", "onboarding"), round_idx=whole(0, MOST), name=text())
@@ -208,6 +209,7 @@ QUESTIONS: dict[str, dict[str, Check]] = {
         "task": _task,
         "num_features": _FEATURES,
         "num_outputs": whole(1, MOST_OUTPUTS),
+        "own": _OWN,
         "layout": mapping(text(), anything, 100),
         "training_clients": list_of(_CLIENT, MOST_CLIENTS, 1, distinct=True),
         "seed": whole(0, 2**32 - 1),
@@ -248,6 +250,7 @@ RESPONSES: dict[str, dict[str, Check]] = {
         "task": _task,
         "num_features": _FEATURES,
         "num_outputs": _WIDTH,
+        "own": _OWN,
         "class_names": hexadecimal(or_empty=True),
         "has_validation": flag,
         "density": real(0, 1),

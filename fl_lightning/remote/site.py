@@ -2,7 +2,7 @@
 
 | message | what the site does | what leaves it |
 |---|---|---|
-| ``enroll`` | | name, task, numbers of features and outputs, density, what edges carry, a digest of class names |
+| ``enroll`` | | name, task, numbers of features and outputs, whose they are, density, edges, a digest of class names |
 | ``start`` | builds net, strategy and executor from its own settings, and compares them with the server's | a digest |
 | ``run`` | a stage, from the named state | the stage's payload, after the site's filters; a digest |
 | ``evaluate`` | evaluates the models that its strategy evaluates | the metrics, as far as its policy releases them |
@@ -28,11 +28,12 @@ from fl_lightning.federation import UserNames
 from fl_lightning.remote.accounting import PrivacyAccountant
 from fl_lightning.remote.digests import card_of, digest_of, digest_of_facts
 from fl_lightning.remote.evaluations import allowed_evaluation
-from fl_lightning.remote.guard import Guard, check_common
+from fl_lightning.remote.guard import Guard
 from fl_lightning.remote.identity import Identity
 from fl_lightning.remote.ledger import SumLedger
 from fl_lightning.remote.membership import Membership
 from fl_lightning.remote.message import Message, packed
+from fl_lightning.remote.own import own_of, with_own_outputs
 from fl_lightning.remote.policy import Refused, SitePolicy
 from fl_lightning.remote.questions import check_question, check_start
 from fl_lightning.remote.release import check_hidden, check_plan, pay_for, released_scores, released_update
@@ -57,7 +58,7 @@ class Site:
     """The client's side of a remote federation.
 
     Args:
-        client_data: What the client holds; features and outputs mean the same at all sites.
+        client_data: What the client holds.
         model: The client module, with the settings of the run and the task of the site's data.
         strategy: The strategy, with the settings of the run.
         folder: Where the site keeps its states of the run; a site that is restarted continues from there.
@@ -70,6 +71,12 @@ class Site:
         accelerator: Where the client trains, as in Lightning.
         num_rounds: Rounds of the job, if known; the site refuses later ones.
         planned_rounds: Rounds of the job's search, which the privacy account must be able to pay for; None for none.
+        own: Which of the client's ``features`` and ``outputs`` mean something else than at other sites: the layers that
+            read and compute them then stay here.
+
+    Raises:
+        Refused: Its folder or account cannot be used.
+        ValueError: ``own`` is something else, or features are its own that are no vectors.
     """
 
     def __init__(
@@ -87,15 +94,16 @@ class Site:
         planned_rounds: int | None = None,
         account: Path | None = None,
         identity: Identity | None = None,
+        own: Sequence[str] = (),
     ) -> None:
-        check_common(False, client_data.num_outputs is not None, client_data.name)
-        self.client_data = client_data
+        self.own = own_of(own, client_data)
+        self.names = names or UserNames(number_N=torch.arange(client_data.size))
+        self.client_data = client_data = with_own_outputs(client_data, self.own, model.task, self.names)
         self.model = model
         self.strategy = strategy
         self.folder = folder
         self.policy = (policy or SitePolicy()).for_training(model.privacy)
         self.drawing = drawing or Drawing()
-        self.names = names or UserNames(number_N=torch.arange(client_data.size))
         self.accelerator = accelerator
         self.planned_rounds = planned_rounds
         private_folder(folder)
@@ -175,11 +183,12 @@ class Site:
     def _enroll(self, message: Message) -> Message:
         """Describe the client."""
         self.policy.check_strategy(message.about["strategy"])
-        return self._said(message, **card_of(self.client_data, self.names, self.model.task, self.states.digest))
+        task, digest = self.model.task, self.states.digest
+        return self._said(message, **card_of(self.client_data, self.names, task, self.own, digest))
 
     def _start(self, message: Message) -> Message:
         """Join a federation."""
-        check_start(message, self.client_data, self.model.task)
+        check_start(message, self.client_data, self.model.task, self.own)
         try:
             self._set_up(message)
             privacy, accountant = self.model.privacy, self.accountant

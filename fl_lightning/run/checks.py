@@ -65,7 +65,7 @@ def check_own(strategy: Strategy, registry: ClientRegistry) -> None:
         ValueError: It has one model for all, or compares what clients know of the same classes.
     """
     name = type(strategy).__name__
-    own = [what for what, is_own in (("features", registry.own_inputs), ("outputs", registry.own_outputs)) if is_own]
+    own = registry.own
     if own and strategy.needs_common_layers:
         raise ValueError(
             f"{name} has one model for all clients, but these have {' and '.join(own)} of their own: choose another "
@@ -74,7 +74,7 @@ def check_own(strategy: Strategy, registry: ClientRegistry) -> None:
     if registry.own_outputs and strategy.needs_classes:
         raise ValueError(
             f"{name} compares classes of clients, but these have classes of their own: choose another strategy, or set "
-            "own_outputs to false on the source if classes mean the same for all"
+            "own_outputs to false on the source (leave outputs out of own at sites) if they mean the same for all"
         )
 
 

@@ -223,6 +223,7 @@ def a_start(site: Any, card: Any) -> Message:
         "federation": "f" * 64,
         "precision": "32-true",
         "num_features": card["num_features"],
+        "own": card["own"],
         "names": ["a"],
         "task": card["task"],
         "num_outputs": 3,

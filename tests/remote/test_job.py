@@ -62,8 +62,9 @@ def test_a_site_builds_its_own_data_and_the_jobs_strategy_alone(job, data, tmp_p
     assert (tmp_path / "site").stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.parametrize(("name", "what"), [("five", "features and outputs"), ("again", "outputs")])
-def test_features_and_outputs_of_a_clients_own_are_refused(job, name, what, tmp_path) -> None:
+@pytest.mark.parametrize(("name", "own"), [("five", ["features", "outputs"]), ("again", ["outputs"])])
+def test_a_site_says_which_features_and_outputs_are_its_own(job, name, own, tmp_path) -> None:
+    """By its file, or by its data where these are of several clients."""
     for width, graphs in ((3, "three"), (5, "five"), (3, "again")):
         edge_index = torch.tensor([[0, 1], [1, 2]])
         rings = [Data(x=torch.ones(3, width), edge_index=edge_index, y=torch.tensor([k % 2])) for k in range(8)]
@@ -71,9 +72,12 @@ def test_features_and_outputs_of_a_clients_own_are_refused(job, name, what, tmp_
     paths = [str(tmp_path / f"{graphs}.pt") for graphs in ("three", name)]
     sources = [{"class_path": "GraphSetFile", "init_args": {"path": path}} for path in paths]
     source = {"class_path": "ManyGraphSets", "init_args": {"sources": sources, "own_outputs": True}}
-    site_file = Path(written(tmp_path / "site.yaml", {"data": {"source": source, "cache_dir": str(tmp_path / "c")}}))
-    with pytest.raises(ValueError, match=rf"site\.yaml: the clients have {what} of their own, and layers for"):
-        open_site(job, site_file, tmp_path / "site")
+    held = {"data": {"source": source, "cache_dir": str(tmp_path / "c")}}
+    assert open_site(job, Path(written(tmp_path / "site.yaml", held)), tmp_path / "site").own == own
+    one = {"class_path": "RandomPartitioner", "init_args": {"num_clients": 1}}
+    alone = {"own": own, "data": {"source": sources[0], "partitioner": one, "cache_dir": str(tmp_path / "c")}}
+    site = open_site(job, Path(written(tmp_path / "alone.yaml", alone)), tmp_path / "alone")
+    assert (site.own, site.client_data.num_outputs) == (own, 2)
 
 
 def test_a_job_is_refused_before_anything_is_built(data, tmp_path, monkeypatch) -> None:

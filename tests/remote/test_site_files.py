@@ -164,6 +164,7 @@ START = {
     "index": -1,
     "num_outputs": 10**8,
     "num_features": [7, 7],
+    "own": ["features"],
     "names": ["a\x1b[2J"],
     "kind": "examples",
     "precision": "8-true",
