@@ -173,10 +173,10 @@ class Compared:
             unfinished = int((~ended).sum())
             rows.append({"configuration": label, **whole, **wins, "unfinished": unfinished})
             if unfinished:
-                self._note(
-                    f"Of {count(len(pairs), 'pair')} of {label} and {self.reference} {unfinished} "
-                    f"{'has' if unfinished == 1 else 'have'} a run that was still rising: more rounds may change them."
-                )
+                both, has = f"{label} and {self.reference}", "has" if unfinished == 1 else "have"
+                several = f"Of {count(len(pairs), 'pair')} of {both} {unfinished} {has}"
+                subject = several if len(pairs) > 1 else f"The only pair of {both} has"
+                self._note(f"{subject} a run that was still rising: more rounds may change the difference.")
         return pd.DataFrame(rows, columns=["configuration", *columns_of("seeds"), "unfinished"])
 
     @cached_property

@@ -276,3 +276,6 @@ def test_pairs_with_an_unfinished_run_are_counted_and_neither_better_nor_worse(t
     Console(file=output, width=200).print(actual)
     assert "Of 3 pairs of FedAvg and Local 2 have a run that was still rising" in output.getvalue()
     assert "unfinished" in output.getvalue()
+    one = compare([tmp_path / "FedAvg" / "version_0", tmp_path / "Local" / "version_0"], reference="Local")
+    Console(file=output, width=200).print(one)
+    assert "The only pair of FedAvg and Local has a run that was still rising" in output.getvalue()
