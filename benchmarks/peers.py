@@ -1,14 +1,21 @@
-"""This project beside the public code of others: time to the same number of rounds and to the same validation accuracy.
+"""This project beside a plain loop over PyG nets and beside the public code of others: the same net in all of them.
 
     FL_DATA_ROOT=... .venv/bin/python benchmarks/peers.py
     FL_DATA_ROOT=... .venv/bin/python benchmarks/peers.py --openfgl CHECKOUT --fedpub CHECKOUT --python INTERPRETER
+    FL_DATA_ROOT=... .venv/bin/python benchmarks/peers.py --clients 10 --widths 64 --threads 1 --seeds 0 --loaded
 
-Same clients and split (Cora, 10 METIS clients, 20/40/40 inside each), width, rounds, local epochs and learning rate, no
-weight decay (FED-PUB's code has 1e-6 written into it); the nets are each system's own two-layer GCN. Each run has a
-process of its own with one thread, and its clock starts with it. The accuracy to reach is the lowest of the best that
-the systems of an algorithm come to, so that all reach it. Validation accuracy is each system's own, of what it
-evaluates after a round: the locally trained model. Nothing of the others is in this repository: their checkouts are
-read where they lie, in an interpreter that has their requirements. Writes benchmarks/results/peers.json and peers.md.
+Same clients and split (Cora, METIS, 20/40/40 inside each), net, width, rounds, local epochs, optimizer and learning
+rate, no weight decay (FED-PUB's code has 1e-6 written into it). FedAvg's net is two GCNConv with ReLU and dropout, in
+ours PyG's own ``GCN`` as ``model.net``; FED-PUB's is that of its paper, two masked convolutions and a masked linear
+head, so that FED-PUB's code, which has another net for FedAvg, has rows of FED-PUB alone. The plain loop is a
+straightforward FedAvg without any framework (``peers_driver.py``).
+
+Each run has a process of its own, and its clock starts with it; systems take turns within a seed. The accuracy to reach
+is the lowest of the best that the systems of a row come to, so that all reach it; it is on validation examples, of what
+each system evaluates after a round: the locally trained model. Ours also scores the averaged model, and writes its
+report. Nothing of the others is in this repository: their checkouts are read where they lie, in an interpreter that has
+their requirements; without a checkout their cells stay empty. Writes benchmarks/results/peers.json, whose other runs
+stay, and peers.md. ``--loaded`` marks what was not measured on a quiet machine.
 """
 
 import argparse
@@ -19,6 +26,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +36,27 @@ from fl_lightning.data import ClientGraph, ClientSplit, FederatedDataModule, Met
 
 RESULTS = Path(__file__).parent / "results"
 DRIVER = Path(__file__).with_name("peers_driver.py")
-NUM_CLIENTS, WIDTH, LEARNING_RATE = 10, 128, 0.01
+LEARNING_RATE, DROPOUT = 0.01, 0.5
 #: For each algorithm our configuration, and what the others call it.
 ALGORITHMS = {"FedAvg": ("fedavg_cora", "fedavg"), "FED-PUB": ("fedpub_cora", "fedpub")}
+#: For each system what the driver calls it, and which algorithms have the same net there.
+OURS = "fl_lightning"
+SYSTEMS = {
+    OURS: ("ours", ("FedAvg", "FED-PUB")),
+    "plain PyG loop": ("plain", ("FedAvg",)),
+    "OpenFGL": ("openfgl", ("FedAvg", "FED-PUB")),
+    "FED-PUB's code": ("fedpub", ("FED-PUB",)),
+}
+#: Algorithm, clients, width, threads.
+Case = tuple[str, int, int, int]
+#: Seconds by the clock and of the CPU since a process began, and validation accuracy, after each round.
+Rounds = list[tuple[float, float | None, float]]
 
 
-def write_clients(path: Path, seed: int) -> None:
+def write_clients(path: Path, num_clients: int, seed: int) -> None:
     """The clients of this project as plain tensors, which any version of PyTorch reads."""
     data = FederatedDataModule(
-        PlanetoidSource("Cora"), MetisPartitioner(NUM_CLIENTS), ClientSplit(train=0.2, val=0.4), seed=seed
+        PlanetoidSource("Cora"), MetisPartitioner(num_clients), ClientSplit(train=0.2, val=0.4), seed=seed
     )
     data.prepare_data()
     data.setup()
@@ -47,17 +67,23 @@ def write_clients(path: Path, seed: int) -> None:
     torch.save([{name: getattr(graph, own) for name, own in names.items()} for graph in graphs], path)
 
 
-def our_arguments(config: str, rounds: int, epochs: int, seed: int) -> list[str]:
+def our_arguments(case: Case, rounds: int, epochs: int, seed: int) -> list[str]:
     """The command line of this project's run."""
+    algorithm, num_clients, width, _ = case
+    net = [f"--model.net.hidden_channels={width}"]
+    if algorithm == "FedAvg":
+        settings = json.dumps({"hidden_channels": width, "num_layers": 2, "dropout": DROPOUT})
+        architecture = "--model.net.architecture=torch_geometric.nn.GCN"
+        net = ["--model.net=fl_lightning.models.PyGNet", architecture, f"--model.net.arguments={settings}"]
     return [
         "fit",
-        f"--config=configs/{config}.yaml",
+        f"--config=configs/{ALGORITHMS[algorithm][0]}.yaml",
         f"--trainer.num_rounds={rounds}",
         f"--strategy.num_epochs={epochs}",
-        f"--model.net.hidden_channels={WIDTH}",
+        *net,
         f"--model.optimizer.lr={LEARNING_RATE}",
         "--model.optimizer.weight_decay=0.0",
-        f"--data.partitioner.num_clients={NUM_CLIENTS}",
+        f"--data.partitioner.num_clients={num_clients}",
         "--data.splitter=ClientSplit",
         "--data.splitter.train=0.2",
         "--data.splitter.val=0.4",
@@ -66,42 +92,70 @@ def our_arguments(config: str, rounds: int, epochs: int, seed: int) -> list[str]
     ]
 
 
-def measure(system: str, interpreter: str, options: dict[str, Any]) -> list[list[float]] | None:
-    """Seconds and validation accuracy after every round, of a run in a process of its own; None if it fails."""
+def measure(system: str, interpreter: str, threads: int, options: dict[str, Any]) -> Rounds | None:
+    """A run in a process of its own; None if it fails."""
     with tempfile.TemporaryDirectory() as folder:
         options = {**options, "scratch": f"{folder}/runs", "result": f"{folder}/result.json"}
         Path(options["scratch"]).mkdir()
         (Path(folder) / "options.json").write_text(json.dumps(options))
         command = [interpreter, str(DRIVER), system, f"{folder}/options.json"]
-        done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if not Path(options["result"]).exists():
             why = (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
             print(f"{system} has no {options['algorithm']} here ({why}): it is left out", file=sys.stderr)
             return None
-        rounds: list[list[float]] = json.loads(Path(options["result"]).read_text())
+        rounds: Rounds = [tuple(row) for row in json.loads(Path(options["result"]).read_text())]
         return rounds
 
 
-def table(results: dict[str, dict[str, dict[str, list[list[float]]]]]) -> str:
-    """A row for each algorithm and system, mean over seeds."""
+def seconds_of_rounds(runs: list[Rounds], column: int) -> float | None:
+    """The median round, by the clock (0) or of the CPU (1)."""
+    pairs = [(a[column], b[column]) for run in runs for a, b in itertools.pairwise(run)]
+    pauses = [b - a for a, b in pairs if a is not None and b is not None]
+    return statistics.median(pauses) if pauses else None
+
+
+def rows(records: dict[str, dict[str, Any]], case: Case) -> Iterator[str]:
+    """A row for each system."""
+    algorithm, num_clients, width, threads = case
+    names = [name for name, (_, algorithms) in SYSTEMS.items() if algorithm in algorithms]
+    found = {name: [r for r in records.values() if (*r["case"],) == case and r["system"] == name] for name in names}
+    runs = {name: [r["rounds"] for r in each] for name, each in found.items() if each}
+    target = min(max(v for *_, v in run) for each in runs.values() for run in each)
+    for name in names:
+        head = f"| {algorithm} | {num_clients} | {width} | {threads} | {name} |"
+        if name not in runs:
+            yield f"{head} | | | | | |"
+            continue
+        own = runs[name]
+        clock, cpu = (seconds_of_rounds(own, column) for column in (0, 1))
+        ours_clock, ours_cpu = (seconds_of_rounds(runs.get(OURS, []), column) for column in (0, 1))
+        per_round = [f"{1000 * clock:.0f}" if clock else "", f"{1000 * cpu:.0f}" if cpu else ""]
+        ratios = [f"{a / b:.1f}" if a and b else "" for a, b in ((clock, ours_clock), (cpu, ours_cpu))]
+        last = statistics.mean(run[-1][0] for run in own)
+        best = statistics.mean(max(v for *_, v in run) for run in own)
+        reached = statistics.mean(next(end for end, _, value in run if value >= target) for run in own)
+        mark = " ¹" if any(r["loaded"] for r in found[name]) else ""
+        yield (
+            f"{head} {' / '.join(filter(None, per_round))}{mark} | {' / '.join(filter(None, ratios))} | {last:.1f} | "
+            f"{100 * best:.1f} | {reached:.1f} to {100 * target:.1f} % |"
+        )
+
+
+def table(records: dict[str, dict[str, Any]]) -> str:
+    """All cases that were measured."""
+    cases = sorted({tuple(record["case"]) for record in records.values()})
     lines = [
-        "| algorithm | system | seconds of a round (median) | seconds to the last round | best validation, % "
-        "| accuracy to reach, % | seconds to it |",
-        "|---|---|---|---|---|---|---|",
+        "`python benchmarks/peers.py`: Cora, the same net in all systems; behind the stroke is the time of the CPU. "
+        "Empty rows: no checkout of that system was given.\n",
+        "| algorithm | clients | width | threads | system | a round, ms / CPU | times ours / CPU | whole process, s "
+        "| best validation, % | seconds to equal validation accuracy |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+        *(row for case in cases for row in rows(records, case)),
     ]
-    for strategy, systems in results.items():
-        best = {
-            name: statistics.mean(max(v for _, v in run) for run in runs.values()) for name, runs in systems.items()
-        }
-        target = min(max(v for _, v in run) for runs in systems.values() for run in runs.values())
-        for name, runs in systems.items():
-            pauses = [b[0] - a[0] for run in runs.values() for a, b in itertools.pairwise(run)]
-            last = statistics.mean(run[-1][0] for run in runs.values())
-            reached = statistics.mean(next(end for end, value in run if value >= target) for run in runs.values())
-            lines.append(
-                f"| {strategy} | {name} | {statistics.median(pauses):.3f} | {last:.1f} | {100 * best[name]:.1f} | "
-                f"{100 * target:.1f} | {reached:.1f} |"
-            )
+    if any(record["loaded"] for record in records.values()):
+        lines.append("\n¹ Beside other load: only the times of the CPU can be compared, and roughly.")
     return "\n".join(lines) + "\n"
 
 
@@ -112,46 +166,52 @@ def main() -> None:
     parser.add_argument("--fedpub", type=Path, help="a checkout of FED-PUB")
     parser.add_argument("--python", default=sys.executable, help="the interpreter of the checkouts")
     parser.add_argument("--algorithms", nargs="*", default=list(ALGORITHMS), choices=list(ALGORITHMS))
+    parser.add_argument("--clients", nargs="*", type=int, default=[10, 20])
+    parser.add_argument("--widths", nargs="*", type=int, default=[64, 128])
+    parser.add_argument("--threads", nargs="*", type=int, default=[1, 2])
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
     parser.add_argument("--gpu", action="store_true", help="let the checkouts use a GPU (ours takes one by itself)")
+    parser.add_argument("--loaded", action="store_true", help="other programs run on this machine: mark the rows")
     options = parser.parse_args()
-    checkouts = {"OpenFGL": ("openfgl", options.openfgl), "FED-PUB's code": ("fedpub", options.fedpub)}
-    for name, (_, path) in checkouts.items():
+    checkouts = {"OpenFGL": options.openfgl, "FED-PUB's code": options.fedpub}
+    for name, path in checkouts.items():
         if path is not None and not path.is_dir():
             sys.exit(f"peers.py: {name}: {path} is no folder: give the path of a checkout")
-    results: dict[str, dict[str, dict[str, list[list[float]]]]] = {}
+    file = RESULTS / "peers.json"
+    records: dict[str, dict[str, Any]] = json.loads(file.read_text()) if file.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
-        for seed in options.seeds:
-            data = Path(folder) / f"clients_{seed}.pt"
-            write_clients(data, seed)
-            for strategy in options.algorithms:
-                config, theirs = ALGORITHMS[strategy]
-                common = {
+        for num_clients, seed in itertools.product(options.clients, options.seeds):
+            data = Path(folder) / f"clients_{num_clients}_{seed}.pt"
+            write_clients(data, num_clients, seed)
+            for algorithm, width, threads in itertools.product(options.algorithms, options.widths, options.threads):
+                case: Case = (algorithm, num_clients, width, threads)
+                settings = {
                     "data": str(data),
-                    "algorithm": theirs,
+                    "algorithm": ALGORITHMS[algorithm][1],
                     "rounds": options.rounds,
                     "epochs": options.epochs,
-                    "width": WIDTH,
+                    "width": width,
                     "learning_rate": LEARNING_RATE,
                     "seed": seed,
                     "gpu": options.gpu,
-                    "figure": "trained/val/acc" if strategy == "FedAvg" else "val/acc",
-                    "arguments": our_arguments(config, options.rounds, options.epochs, seed),
+                    "figure": "trained/val/acc" if algorithm == "FedAvg" else "val/acc",
+                    "arguments": our_arguments(case, options.rounds, options.epochs, seed),
                 }
-                runs = results.setdefault(strategy, {})
-                systems = {"this project": ("ours", sys.executable, common)} | {
-                    name: (driver, options.python, {**common, "checkout": str(path.resolve())})
-                    for name, (driver, path) in checkouts.items()
-                    if path is not None
-                }
-                for name, (driver, interpreter, settings) in systems.items():
-                    if (result := measure(driver, interpreter, settings)) is not None:
-                        runs.setdefault(name, {})[str(seed)] = result
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "peers.json").write_text(json.dumps(results) + "\n")
-    (RESULTS / "peers.md").write_text(f"`python benchmarks/peers.py`, one thread each.\n\n{table(results)}")
+                for name, (driver, algorithms) in SYSTEMS.items():
+                    checkout = checkouts.get(name)
+                    if algorithm not in algorithms or (name in checkouts and checkout is None):
+                        continue
+                    more = {} if checkout is None else {"checkout": str(checkout.resolve())}
+                    interpreter = sys.executable if checkout is None else options.python
+                    rounds = measure(driver, interpreter, threads, settings | more)
+                    if rounds is not None:
+                        key = " ".join(map(str, (*case, name, seed)))
+                        record = {"case": case, "system": name, "loaded": options.loaded, "rounds": rounds}
+                        records[key] = record
+                        file.write_text(json.dumps(records) + "\n")
+                        (RESULTS / "peers.md").write_text(table(json.loads(file.read_text())))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 
 The options: ``checkout``, ``data`` (a file of clients that peers.py writes), ``scratch``, ``algorithm``, ``rounds``,
 ``epochs``, ``width``, ``learning_rate``, ``seed``, ``result``. Writes to ``result``: for each round the seconds since
-this process began and the validation accuracy, plain mean over clients.
+this process began, those of its CPU (None if others work for it) and the validation accuracy, plain mean over clients.
 """
 
 import json
@@ -15,9 +15,17 @@ from pathlib import Path
 from typing import Any
 
 START = time.perf_counter()
+#: Drop probability of the two-layer net of all systems.
+DROPOUT = 0.5
+Rounds = list[tuple[float, float | None, float]]
 
 
-def write_result(options: dict[str, Any], rounds: list[tuple[float, float]]) -> None:
+def now() -> tuple[float, float]:
+    """Seconds since this process began, by the clock and of its CPU."""
+    return time.perf_counter() - START, time.process_time()
+
+
+def write_result(options: dict[str, Any], rounds: Rounds) -> None:
     """Hand the metrics over."""
     Path(options["result"]).write_text(json.dumps(rounds))
 
@@ -27,11 +35,11 @@ def ours(options: dict[str, Any]) -> None:
     from fl_lightning import Callback
     from fl_lightning.cli import FederatedCLI
 
-    rounds: list[tuple[float, float]] = []
+    rounds: Rounds = []
 
     class Clock(Callback):
         def on_round_end(self, trainer: Any, metrics: dict[str, float]) -> None:
-            rounds.append((time.perf_counter() - START, metrics[options["figure"]]))
+            rounds.append((*now(), metrics[options["figure"]]))
 
     class TimedCLI(FederatedCLI):
         def instantiate_trainer(self, **kwargs: Any) -> Any:
@@ -40,6 +48,46 @@ def ours(options: dict[str, Any]) -> None:
             return trainer
 
     TimedCLI([*options["arguments"], f"--trainer.default_root_dir={options['scratch']}"])
+    write_result(options, rounds)
+
+
+def plain(options: dict[str, Any]) -> None:
+    """FedAvg in a loop over PyG nets, without any framework: train, score the trained net, average by examples."""
+    import copy
+
+    import torch
+    import torch.nn.functional as F
+    from torch_geometric.data import Data
+    from torch_geometric.nn import GCN
+
+    torch.manual_seed(options["seed"])
+    clients = [Data(**fields) for fields in torch.load(options["data"])]
+    num_classes = max(int(client.y.max()) for client in clients) + 1
+    net = GCN(clients[0].num_features, options["width"], 2, num_classes, dropout=DROPOUT)
+    nets = [copy.deepcopy(net) for _ in clients]
+    optimizers = [torch.optim.Adam(net.parameters(), lr=options["learning_rate"], fused=True) for net in nets]
+    share = torch.tensor([int(client.train_mask.sum()) for client in clients]).float()
+    share /= share.sum()
+    rounds: Rounds = []
+    for _ in range(options["rounds"]):
+        accuracy = []
+        for net, optimizer, client in zip(nets, optimizers, clients, strict=True):
+            net.train()
+            for _ in range(options["epochs"]):
+                optimizer.zero_grad()
+                logits = net(client.x, client.edge_index)
+                F.cross_entropy(logits[client.train_mask], client.y[client.train_mask]).backward()
+                optimizer.step()
+            net.eval()
+            with torch.no_grad():
+                right = net(client.x, client.edge_index).argmax(dim=1) == client.y
+            accuracy.append(float(right[client.val_mask].float().mean()))
+        with torch.no_grad():
+            for each in zip(*(net.parameters() for net in nets), strict=True):
+                mean = sum(weight * parameter for weight, parameter in zip(share, each, strict=True))
+                for parameter in each:
+                    parameter.copy_(mean)
+        rounds.append((*now(), sum(accuracy) / len(accuracy)))
     write_result(options, rounds)
 
 
@@ -61,6 +109,7 @@ def openfgl(options: dict[str, Any]) -> None:
     args.num_clients, args.num_rounds, args.num_epochs = len(clients), options["rounds"], options["epochs"]
     args.fl_algorithm, args.hid_dim, args.lr = options["algorithm"], options["width"], options["learning_rate"]
     args.weight_decay, args.use_cuda, args.seed = 0.0, options["gpu"], options["seed"]
+    args.num_layers, args.dropout = 2, DROPOUT
     _write_openfgl_splits(Path(options["scratch"]), clients)
     num_classes = max(int(client.y.max()) for client in clients) + 1
     for client in clients:
@@ -76,7 +125,7 @@ def openfgl(options: dict[str, Any]) -> None:
             self.global_data = Data(x=x, y=y, edge_index=torch.cat(edges, dim=1), num_global_classes=num_classes)
             self.processed_dir = options["scratch"]
 
-    rounds: list[tuple[float, float]] = []
+    rounds: Rounds = []
 
     class Timed(core.FGLTrainer):
         def evaluate(self) -> None:
@@ -86,7 +135,7 @@ def openfgl(options: dict[str, Any]) -> None:
                     client.task.original_evaluate = client.task.evaluate
                 client.task.evaluate = lambda *a, task=client.task, **k: _noted(result, task.original_evaluate(*a, **k))
             super().evaluate()
-            rounds.append((time.perf_counter() - START, sum(result) / len(result)))
+            rounds.append((*now(), sum(result) / len(result)))
 
     core.FGLDataset = Given
     torch.manual_seed(options["seed"])
@@ -175,7 +224,7 @@ def fedpub(options: dict[str, Any]) -> None:
             except SystemExit:
                 logs = [json.loads(path.read_text())["log"] for path in Path(self.log_path).glob("client_*.txt")]
                 values = zip(*(log["rnd_local_val_acc"] for log in logs), strict=True)
-                write_result(options, [(end, sum(v) / len(v)) for end, v in zip(ends, values, strict=True)])
+                write_result(options, [(end, None, sum(v) / len(v)) for end, v in zip(ends, values, strict=True)])
                 raise
 
     program.ParentProcess = Timed
@@ -183,4 +232,6 @@ def fedpub(options: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    {"ours": ours, "openfgl": openfgl, "fedpub": fedpub}[sys.argv[1]](json.loads(Path(sys.argv[2]).read_text()))
+    {"ours": ours, "plain": plain, "openfgl": openfgl, "fedpub": fedpub}[sys.argv[1]](
+        json.loads(Path(sys.argv[2]).read_text())
+    )
