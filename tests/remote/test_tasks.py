@@ -10,6 +10,7 @@ from task_data import LabeledRows, graph_data, link_data, node_data
 from torch.optim import SGD
 
 from fl_lightning import ClientModule, FederatedDataModule, SequentialExecutor
+from fl_lightning.data import NeighborSampler
 from fl_lightning.models import GCN, MLP, LinkGCN, PooledGCN
 from fl_lightning.relations.topology import Ring
 from fl_lightning.remote import LoopbackChannel, Message, federate
@@ -31,7 +32,7 @@ def strategy() -> FedAvg:
     return FedAvg(num_epochs=2)
 
 
-@pytest.mark.parametrize("kind", ["numbers", "labels", "rows", "graphs", "links"])
+@pytest.mark.parametrize("kind", ["numbers", "labels", "rows", "graphs", "links", "parts"])
 def test_sites_come_to_the_same(kind, make_trainer, tmp_path) -> None:
     drawing = Drawing(batch_size=5) if kind in ("rows", "graphs", "links") else Drawing()
     if kind == "rows":
@@ -42,7 +43,10 @@ def test_sites_come_to_the_same(kind, make_trainer, tmp_path) -> None:
     elif kind == "links":
         data, net = link_data(tmp_path / "cache", batch_size=5), LinkGCN
     else:
-        data, net = node_data(kind, tmp_path / "cache"), GCN
+        data, net = node_data("numbers" if kind == "parts" else kind, tmp_path / "cache"), GCN
+    if kind == "parts":
+        data.sampler, data.batch_size = NeighborSampler([2, 2]), 5
+        drawing = data.drawing
     sites = make_sites(
         data.clients, tmp_path / "sites", lambda: (model(net, data.task), strategy()), OPEN, drawing=drawing
     )
