@@ -51,7 +51,7 @@ class GINConvolution(nn.Module):
 
     def forward(self, h_ND: Tensor, batch: GraphBatch) -> Tensor:
         """Convolve."""
-        result: Tensor = self.last(self.first(h_ND + batch.sum_neighbors(h_ND)).relu())
+        result: Tensor = self.last(self.first(batch.sum_with_neighbors(h_ND)).relu())
         return result
 
 

@@ -53,6 +53,7 @@ def test_neighbors_are_the_sources_and_count_alike(weighted) -> None:
     x_NF = graph.x_NF.double().requires_grad_()
     found_NF = batch.sum_neighbors(x_NF)
     torch.testing.assert_close(found_NF, links_NN @ x_NF)
+    torch.testing.assert_close(batch.sum_with_neighbors(x_NF), x_NF + links_NN @ x_NF)
     assert batch.degree.tolist() == links_NN.sum(dim=1).long().tolist()
     [gradient] = torch.autograd.grad((found_NF * x_NF.detach()).sum(), x_NF)
     torch.testing.assert_close(gradient, links_NN.T @ x_NF)

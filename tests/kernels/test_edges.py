@@ -101,6 +101,15 @@ def test_views_are_the_same_alone_and_on_a_stack(sparse, graphs) -> None:
         torch.testing.assert_close(view.sum_neighbors(view.transform(weight_FD)), stacked[row, : len(alone.y)])
 
 
+def test_sums_with_the_node_itself(graphs) -> None:
+    """Of undirected graphs, whose operator has loops."""
+    layout = {"sparse_features": False}
+    batch = GraphCollator(graphs, layout=layout, device=torch.device("cpu"), dtype=torch.float64)(CLIENTS)
+    value_CND = torch.randn(*batch.node_mask.shape, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    value_CND *= batch.node_mask.unsqueeze(-1)
+    torch.testing.assert_close(batch.sum_with_neighbors(value_CND), value_CND + batch.sum_neighbors(value_CND))
+
+
 def test_every_matrix_needs_a_key(collator) -> None:
     with pytest.raises(ValueError, match="1 keys for 3 matrices: give each matrix a key of its own"):
         drop_edges(KEYS[0], collator(CLIENTS).adjacency, 0.5)
