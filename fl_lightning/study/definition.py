@@ -44,6 +44,7 @@ class Study:
         self.keep = tuple(content.keep)
         self.pictures = content.pictures
         self.traffic = content.traffic
+        self.distances = content.distances
         self.wandb = content.wandb
         self.states_gb = content.states_gb
         self.convergence = content.convergence
@@ -186,6 +187,8 @@ class Study:
                 self._refuse(f"pictures.{name}", picture.metric, f"its curves need {', '.join(lacking)} in history")
             if picture.kind == "lines" and all(case.x is None for case in self.cases.values()):
                 self._refuse(f"pictures.{name}", "lines", "no case has an x")
+        if self.distances and not self.baselines:
+            self._refuse("distances", True, "it needs baselines, with the first of which times are compared")
         if self.traffic is not None:
             if self.traffic.target:
                 self._known("traffic.target", self.traffic.target, self.methods)

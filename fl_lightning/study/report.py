@@ -10,6 +10,7 @@ from fl_lightning.run.curve import STILL_RISING
 from fl_lightning.run.folder import whole_file
 from fl_lightning.study import statistics
 from fl_lightning.study.definition import Study
+from fl_lightning.study.distance import distances
 from fl_lightning.study.marks import legend, marked_pairs, with_signs
 from fl_lightning.study.pictures import draw
 from fl_lightning.study.progress import Progress
@@ -42,6 +43,8 @@ def write_report(progress: Progress, table: pd.DataFrame) -> Path:
     parts += ["## Test metrics", *_two_tables(progress, _leaderboard(progress, shown, table, comparisons))]
     if text := room(table, references):
         parts += ["## Room for methods", text]
+    if study.distances:
+        parts += ["## Distance to the best", distances(table, study.baselines[0])]
     if (near := near_the_end(table, study)) is not None:
         parts += ["## Rounds to 95 % of the final validation score", _NEAR, _markdown(near)]
     if study.traffic is not None:

@@ -188,6 +188,8 @@ class File(_Part):
         keep: Patterns of the files in the runs' folders that are kept.
         pictures: Of the report, by file name.
         traffic: The table of communication, if wanted.
+        distances: Whether the report says how far each method is from the best one of a case; times are multiples of
+            the first baseline's.
         results: Folder, relative to the file; ``results/<name>`` if None.
         convergence: File of the study of the same methods run to convergence, whose table is the report's second one.
         states_gb: Gigabytes of the last states of runs that are kept as long as the study is open, so that its runs can
@@ -210,6 +212,7 @@ class File(_Part):
     keep: list[str] = []
     pictures: dict[str, Picture] = {}
     traffic: Traffic | None = None
+    distances: bool = False
     results: str | None = None
     convergence: str | None = None
     states_gb: float = Field(default=0.0, ge=0.0)
