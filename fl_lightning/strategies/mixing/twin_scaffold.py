@@ -1,6 +1,6 @@
 """TwinScaffold: SCAFFOLD's model and a personal one near it; each client predicts with the weighted mean of the two.
 
-An experimental method of this project, made of two published ones; no results of it are published yet. A client has
+An experimental method of this project, made of two published ones (docs/results/twin-scaffold.md). A client has
 two copies of its net (:class:`~fl_lightning.models.Twin`): θ is shared and trained with SCAFFOLD's controls; v_i
 never leaves its client and is kept near θ as in Ditto. The prediction is
 
