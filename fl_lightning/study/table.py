@@ -108,7 +108,7 @@ def write_csv(table: pd.DataFrame, path: Path) -> None:
 
 
 def scale_of(*, is_error: bool) -> float:
-    """Factor to the displayed unit: percent, or thousandths of an error."""
+    """Factor to the displayed unit: percent, or 10⁻³ of an error."""
     return 1000.0 if is_error else 100.0
 
 
