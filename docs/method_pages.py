@@ -17,6 +17,7 @@ _STUDIES = {
         for paper in ("fedsheafhn", "fedaux", "panacea", "sheaf_fmtl")
     },
     "panacea": ("Panacea's tasks", "panacea-tasks"),
+    "twin": ("TwinScaffold and its parts", "twin-scaffold"),
 }
 _MOST_CASES = 6
 #: Between two formulas of one line: a line each fits a phone.

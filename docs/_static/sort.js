@@ -1,8 +1,9 @@
 // Keeps numbers on one line, and sorts a table by the column whose head is clicked: numbers by their value, "85.1 ± 1.3" by 85.1, words by the alphabet.
-// A table of results that is long begins with its best rows; a button shows the others.
+// A table of results that is long begins with its best rows, another that is very long with its first; a button shows the others.
 document.addEventListener("DOMContentLoaded", () => {
   const OPEN_ROWS = 12;
   const LONG = 20;
+  const VERY_LONG = 60;
   const isNumber = cell => /^[−+-]?\d/.test(cell.textContent.trim());
   const value = row => { const text = row.textContent.trim(); const number = parseFloat(text.replace(/,/g, "").replace("−", "-")); return [Number.isNaN(number), number, text]; };
   const compare = (a, b) => a[0] !== b[0] ? a[0] - b[0] : a[0] ? a[2].localeCompare(b[2]) : b[1] - a[1];
@@ -28,9 +29,10 @@ document.addEventListener("DOMContentLoaded", () => {
       head.addEventListener("keydown", event => { if (event.key === "Enter") sort(head, column); });
     });
     const rows = [...table.tBodies[0].rows];
-    if (rows.length < LONG || table.closest("details") || !isOfResults(rows)) return;
+    const ofResults = rows.length >= LONG && isOfResults(rows);
+    if (table.closest("details") || !(ofResults || rows.length >= VERY_LONG)) return;
     isFolded = true;
-    sort(heads[1], 1);
+    if (ofResults) sort(heads[1], 1); else fold();
     const button = document.createElement("button");
     button.className = "all-rows";
     button.textContent = `Show all ${rows.length} rows`;
