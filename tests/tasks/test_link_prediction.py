@@ -156,7 +156,7 @@ def test_the_dot_product_by_hand(tmp_path) -> None:
         ({"decoder": "dot", "batch_norm": True}, {f"{part}.1.{of}" for part in ("convs", "norms") for of in BOTH}),
         ({"decoder": "dot", "encoder": "sage"}, {f"convs.1.{of}" for of in (*BOTH, "neighbor_weight")}),
     ],
-    ids=str,
+    ids=lambda part: str(part) if isinstance(part, dict) else "",
 )
 def test_the_last_layer_of_every_decoder_can_be_kept_local(net, head, make_trainer, tmp_path) -> None:
     """The default ``head.*`` of methods with own heads: where a decoder has no parameters, the last convolution's."""
