@@ -47,7 +47,7 @@ from fl_lightning.yaml_input import dump_yaml, read_yaml
 
 #: Names of the files of their owners in the folder ``local`` of a kit, and of the job in what FLARE deploys.
 SITE_FILE, SERVER_FILE, JOB_FILE = "fl_site.yaml", "fl_server.yaml", "job.json"
-_SITE_KEYS = ("own", "client", "named_as", "data", "policy", "accelerator")
+_SITE_KEYS = ("client", "named_as", "data", "own", "policy", "accelerator")
 _SERVER_KEYS = ("policy", "accelerator")
 _Policy = TypeVar("_Policy", bound=JobPolicy)
 _Made = TypeVar("_Made", bound="Parts")

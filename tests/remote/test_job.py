@@ -168,7 +168,9 @@ def test_what_a_sites_file_may_not_say(job, data, tmp_path) -> None:
     def opened(own: object) -> None:
         open_site(job, Path(written(tmp_path / "site.yaml", own)), tmp_path / "site")
 
-    with pytest.raises(ValueError, match="has polcy: a site's file has client, named_as, data, policy, accelerator"):
+    with pytest.raises(
+        ValueError, match="has polcy: a site's file has client, named_as, data, own, policy, accelerator"
+    ):
         opened({"polcy": {}})
     with pytest.raises(ValueError, match="client is 3, but the data have 3 clients"):
         opened({"client": 3, "data": data})
