@@ -1,5 +1,6 @@
 """What the metrics of a best round say of models on data, and of groups of examples, as rows of tables."""
 
+import math
 from collections.abc import Mapping
 
 from fl_lightning.direction import group_of
@@ -39,15 +40,16 @@ def models_and_data(metrics: Mapping[str, float], test: str) -> list[tuple[str, 
 
 
 def by_group(metrics: Mapping[str, float]) -> dict[str, list[tuple[str, str]]]:
-    """The test metrics of groups of examples: group and name of the metric, by what it measures.
+    """The test metrics of groups of examples: group and name of the metric, by what it measures; no empty groups.
 
     Example:
-        >>> by_group({"test/acc": 0.8, "test/recall_class_0": 0.9, "test/recall_class_0_weighted": 0.9})
+        >>> known = {"test/acc": 0.8, "test/recall_class_0": 0.9, "test/recall_class_0_weighted": 0.9}
+        >>> by_group({**known, "test/recall_class_1": float("nan")})
         {'test/recall by class': [('0', 'test/recall_class_0')]}
     """
     result: dict[str, list[tuple[str, str]]] = {}
-    for name in metrics:
+    for name, value in metrics.items():
         group = group_of(name)
-        if group is not None and name.startswith("test/"):
+        if group is not None and name.startswith("test/") and not math.isnan(value):
             result.setdefault(f"{group[0]} by {group[1]}", []).append((group[2], name))
     return result
