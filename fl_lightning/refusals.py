@@ -20,6 +20,7 @@ from fl_lightning.executors import Executor
 from fl_lightning.renamed import CLASSES, MODULES, SETTINGS, present_name
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.participation import Participation
+from fl_lightning.round.privacy import RecordPrivacy
 from fl_lightning.run.callback import Callback
 from fl_lightning.strategies import Strategy
 from fl_lightning.strategies.former_settings import FORMER_SETTINGS
@@ -86,7 +87,7 @@ def _cause(message: str, words: Sequence[str]) -> str:
     if message == "the following arguments are required: defaults":  # of torch's Optimizer, of which all are kinds
         return "model.optimizer has settings, but no class: give --model.optimizer torch.optim.Adam before them"
     if missing := re.fullmatch(r"the following arguments are required: ([\w., ]+)", message):
-        return f"missing: {', '.join(f'--{name}' for name in missing[1].split(', '))}"
+        return f"missing: {', '.join(f'--{_whole_name(name, words)}' for name in missing[1].split(', '))}"
     if unknown := re.search(r"Dict must include a class_path .*NestedArg\(key='([^']+)'", message, flags=re.DOTALL):
         key = _KEY.match(message)
         name = f"model.{key[1]}" if key and key[1] == "optimizer" else key[1] if key else "it"
@@ -208,12 +209,8 @@ _OTHER_SETTINGS = {"mu": "proximal_weight", "epochs": "num_epochs", "local_epoch
 def _unknown_argument(option: str, words: Sequence[str]) -> str:
     """The message for an option that its class does not have."""
     prefix, _, name = option.replace(".init_args.", ".").rpartition(".")
-    path = named(words, prefix)
-    cls = known_classes().get(path) or vars(fl_lightning.models).get(path)
-    if cls is None and "." in path and not why_not_imported(path):
-        cls = pkgutil.resolve_name(path)
-    cls = cls or {"trainer.participation": Participation}.get(prefix)
-    if not inspect.isclass(cls):
+    cls = _class_of(prefix, words)
+    if cls is None:
         return f"there is no option --{option}: {_unknown_setting(name)}"
     if former := FORMER_SETTINGS.get(cls.__name__, {}).get(name):
         return f"there is no option --{option}: {cls.__name__}'s {name} {former}"
@@ -225,6 +222,40 @@ def _unknown_argument(option: str, words: Sequence[str]) -> str:
     where = f" (it is one of {', '.join(others)})" if others else ""
     advice = f"did you mean --{prefix}.{near[0]}?" if near else f"its settings are {', '.join(settings)}"
     return f"there is no option --{option}: {cls.__name__} has no setting {name!r}{where}; {advice}"
+
+
+#: Parts of a run whose class is the same in all.
+_ALWAYS = {"trainer.participation": Participation, "model.privacy": RecordPrivacy}
+#: Parts of a run that have settings.
+_PARTS = (
+    *_ALWAYS,
+    "data.source",
+    "data.partitioner",
+    "data.splitter",
+    "data.sampler",
+    "strategy",
+    "model",
+    "model.net",
+)
+
+
+def _class_of(part: str, words: Sequence[str]) -> type | None:
+    """The class of a part of a run that the arguments and their files name; None if it is not known."""
+    path = named(words, part)
+    cls = known_classes().get(path) or vars(fl_lightning.models).get(path)
+    if cls is None and "." in path and not why_not_imported(path):
+        cls = pkgutil.resolve_name(path)
+    cls = cls or _ALWAYS.get(part)
+    return cls if inspect.isclass(cls) else None
+
+
+def _whole_name(setting: str, words: Sequence[str]) -> str:
+    """A setting that is missing, after the part of a run whose class requires it."""
+    for part in _PARTS if "." not in setting else ():
+        parameter = inspect.signature(_class_of(part, words) or object).parameters.get(setting)
+        if parameter is not None and parameter.default is parameter.empty:
+            return f"{part}.{setting}"
+    return setting
 
 
 def _unknown_option(option: str) -> str:

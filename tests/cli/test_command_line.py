@@ -100,6 +100,11 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--data.source.num_nodes=abc"], "--data.source.num_nodes: expected int, got abc"),
         (["--trainer.num_rounds=1.5"], "--trainer.num_rounds: expected int, got 1.5"),
         (["--data.source=null"], "--data.source: expected a class path, got None"),
+        (
+            ["--model.privacy={}"],
+            "missing: --model.privacy.max_grad_norm, --model.privacy.noise_multiplier",
+        ),
+        (["--data.source=FileSource"], "missing: --data.source.path"),
         (["--model.netz.hidden=3"], "there is no option --model.netz.hidden: did you mean --model.net.hidden?"),
         (["--trainer.participation.fracton=1"], "Participation has no setting 'fracton'; did you mean --trainer.part"),
         (["--trainer.logger=MLFlowLogger"], "Requirement 'mlflow"),
