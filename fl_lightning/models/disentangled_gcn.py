@@ -15,28 +15,11 @@ from fl_lightning.batches import GraphBatch
 from fl_lightning.kernels.edge_products import edge_products, edge_sums
 from fl_lightning.kernels.linear import check_dropout, check_widths
 from fl_lightning.kernels.randomness import dropout
+from fl_lightning.models.gin import FeatureMap
 from fl_lightning.models.output import NetOutput
 
 #: Shorter vectors have no direction.
 SHORTEST = 1e-6
-
-
-class Factor(nn.Module):
-    """A linear map of the features to one factor.
-
-    Args:
-        num_features: F.
-        channels: D.
-    """
-
-    def __init__(self, num_features: int, channels: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(nn.init.xavier_uniform_(torch.empty(num_features, channels)))
-        self.bias = nn.Parameter(torch.zeros(channels))
-
-    def forward(self, batch: GraphBatch) -> Tensor:
-        """Return X W + b, (N, D)."""
-        return batch.transform(self.weight) + self.bias
 
 
 class DisentangledGCN(nn.Module):
@@ -69,7 +52,7 @@ class DisentangledGCN(nn.Module):
         self.num_iterations, self.dropout = num_iterations, check_dropout(dropout)
         self.num_routing = max(num_layers - 2, 1)
         self.num_latent = 2 if num_layers > 2 else 1
-        self.factors = nn.ModuleList(Factor(in_channels, hidden_channels) for _ in range(num_factors))
+        self.factors = nn.ModuleList(FeatureMap(in_channels, hidden_channels) for _ in range(num_factors))
         heads = nn.init.xavier_uniform_(torch.empty(num_factors * hidden_channels, out_channels))
         self.heads = nn.ParameterList(nn.Parameter(head.clone()) for head in torch.split(heads, hidden_channels))
         self.bias = nn.Parameter(torch.zeros(out_channels))

@@ -8,34 +8,16 @@ edges, D̃ its degrees, and the structure features t of each node, which the str
 Shape legend: N nodes, F features, D hidden channels, S structure features, K classes.
 """
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fl_lightning.batches.graphs import GraphBatch
 from fl_lightning.kernels.linear import Linear, check_dropout, check_widths
 from fl_lightning.kernels.randomness import dropout as drop
+from fl_lightning.models.gin import FeatureMap
 from fl_lightning.models.output import NetOutput
 
 #: S of the default settings of FedStruct.
 STRUCTURE_CHANNELS = 128
-
-
-class FeatureLayer(nn.Module):
-    """ReLU(X W + b) of dense or sparse features.
-
-    Args:
-        in_channels: F.
-        out_channels: D.
-    """
-
-    def __init__(self, in_channels: int, out_channels: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(nn.init.xavier_uniform_(torch.empty(in_channels, out_channels)))
-        self.bias = nn.Parameter(torch.zeros(out_channels))
-
-    def forward(self, batch: GraphBatch) -> Tensor:
-        """Of the batch's features, (N, D)."""
-        return (batch.transform(self.weight) + self.bias.unsqueeze(-2)).relu()
 
 
 class StructureGCN(nn.Module):
@@ -76,13 +58,13 @@ class StructureGCN(nn.Module):
         if num_layers < 0:
             raise ValueError(f"num_layers must be at least 0, got {num_layers}")
         self.num_layers, self.dropout = num_layers, check_dropout(dropout)
-        self.features = FeatureLayer(in_channels, hidden_channels)
+        self.features = FeatureMap(in_channels, hidden_channels)
         self.head = Linear(hidden_channels, out_channels)
         self.structure = Linear(structure_channels, out_channels, bias=False)
 
     def forward(self, batch: GraphBatch) -> NetOutput:
         """Return logits and embeddings of all nodes of one client."""
-        embedding_ND = self.features(batch)
+        embedding_ND = self.features(batch).relu()
         h_ND = drop(embedding_ND, batch.key, self.dropout) if self.training and self.dropout else embedding_ND
         logits_NK = self.head(h_ND)
         share_N1 = (batch.degree + 1).to(logits_NK).reciprocal().unsqueeze(-1)

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from fl_lightning.study.statistics import by_seed
-from fl_lightning.study.table import counts_errors, markdown
+from fl_lightning.study.table import counts_errors, markdown, scale_of
 
 _NOTE = (
     "Points of the mean over seeds by which a method is behind the best one of a case, over the cases that it has; "
@@ -24,18 +24,19 @@ def distances(table: pd.DataFrame, first: str) -> str:
         if counts_errors(rows):
             continue
         means = by_seed(table, str(case), "test").mean()
-        behind[case] = 100 * (means.max() - means)
+        behind[case] = scale_of(is_error=False) * (means.max() - means)
         seconds = rows.groupby("method")["cpu_seconds"].mean()
         times[case] = seconds / seconds.get(first, float("nan"))
     if not behind:
         return ""
-    rows = {}
-    for method, distance in pd.DataFrame(behind).reindex(table["method"].unique()).iterrows():
-        known, time = distance.dropna(), pd.DataFrame(times).loc[method].dropna()
-        rows[method] = {
+    methods, shown = table["method"].unique(), {}
+    behind_MC, times_MC = (pd.DataFrame(each).reindex(methods) for each in (behind, times))
+    for method in methods:
+        known, time = behind_MC.loc[method].dropna(), times_MC.loc[method].dropna()
+        shown[method] = {
             "cases": str(len(known)),
             "mean": f"{known.mean():.1f}" if len(known) else "",
             "largest": f"{known.max():.1f} ({known.idxmax()})" if len(known) else "",
             "time": f"{time.median():.1f}, {time.max():.1f}" if len(time) else "",
         }
-    return f"{_NOTE.format(first=first)}\n\n{markdown(pd.DataFrame.from_dict(rows, orient='index'), 'method')}"
+    return f"{_NOTE.format(first=first)}\n\n{markdown(pd.DataFrame.from_dict(shown, orient='index'), 'method')}"

@@ -44,7 +44,7 @@ def write_report(progress: Progress, table: pd.DataFrame) -> Path:
     if text := room(table, references):
         parts += ["## Room for methods", text]
     if study.distances:
-        parts += ["## Distance to the best", distances(table, study.baselines[0])]
+        parts += ["## Distance to the best", distances(ranked, study.baselines[0])]
     if (near := near_the_end(table, study)) is not None:
         parts += ["## Rounds to 95 % of the final validation score", _NEAR, _markdown(near)]
     if study.traffic is not None:

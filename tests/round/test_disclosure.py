@@ -1,7 +1,6 @@
 """The column "what leaves the client", which every strategy has without saying anything."""
 
-import importlib.util
-from pathlib import Path
+from scripts import script
 
 from fl_lightning.round.disclosure import what_leaves
 from fl_lightning.round.payload import FLAT
@@ -9,7 +8,6 @@ from fl_lightning.round.program import LocalProgram
 from fl_lightning.round.stage import Rows, Stage
 from fl_lightning.strategies.mixing.fedproto import class_means
 
-ROOT = Path(__file__).parents[2]
 NAMES = ["convs.0.weight", "convs.0.mask", "head.weight", "head.bias", "projection"]
 
 
@@ -35,11 +33,7 @@ def test_outputs_are_described_by_their_functions() -> None:
 
 def test_the_page_tells_what_leaves_under_every_strategy() -> None:
     """If it is not up to date: ``python benchmarks/what_leaves.py``."""
-    spec = importlib.util.spec_from_file_location("what_leaves", ROOT / "benchmarks" / "what_leaves.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = script("benchmarks/what_leaves.py")
     page = module.page()
     assert page == module.PAGE.read_text()
     for kind in module.find_strategies():

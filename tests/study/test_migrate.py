@@ -1,12 +1,12 @@
 """Results follow the names of settings, methods, cases and studies, and none is lost."""
 
-import importlib.util
 import json
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import scripts
 import yaml
 from study_pool import HerePool
 
@@ -16,7 +16,6 @@ from fl_lightning.study.runner import Runner
 from fl_lightning.study.store import Store
 from fl_lightning.study.table import tidy, write_csv
 
-SCRIPT = Path(__file__).parents[2] / "studies" / "migrate.py"
 #: Own settings are drawn by the method's name: eight points of four times two.
 CONTENT: dict[str, Any] = {
     "seeds": [0, 1],
@@ -39,12 +38,7 @@ COMMAND = ["git", "-c", "user.name=T", "-c", "user.email=t@example.org"]
 
 @pytest.fixture(scope="module")
 def script() -> Any:
-    spec = importlib.util.spec_from_file_location("migrate", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return scripts.script("studies/migrate.py")
 
 
 def write(content: dict[str, Any], name: str = "small", rate: str = "rate") -> Study:
@@ -199,11 +193,11 @@ def test_names_of_other_studies_are_known(before: Study, script: Any, capsys: py
     assert results(before) == there
 
 
-@pytest.mark.parametrize("path", sorted(SCRIPT.parent.glob("names/*.txt")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(scripts.ROOT.glob("studies/names/*.txt")), ids=lambda path: path.stem)
 def test_kept_names_are_arguments_that_lead_to_methods(path: Path, script: Any) -> None:
     since, *rules = path.read_text().splitlines()
     assert since.startswith("--since=")
-    methods = {name: set(Study(SCRIPT.parent / f"{name}.yaml").methods) for name in STUDIES_OF_METHODS}
+    methods = {name: set(Study(scripts.ROOT / "studies" / f"{name}.yaml").methods) for name in STUDIES_OF_METHODS}
     for rule in rules:
         assert rule.startswith("--method=")
         (study, _), new = script._rule(rule.removeprefix("--method="))

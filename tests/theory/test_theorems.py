@@ -1,25 +1,17 @@
 """The theorems of the papers, as far as they can be computed, and where they fail (docs/explanation/*-theory.md)."""
 
-import importlib.util
 import itertools
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "theory.py"
+from scripts import script
 
 
 @pytest.fixture(scope="module")
 def theory() -> Any:
-    spec = importlib.util.spec_from_file_location("theory", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("benchmarks/theory.py")
 
 
 # ---------------------------------------------------------------- Panacea
