@@ -1,23 +1,21 @@
 """A tiny federation and the builders around it."""
 
-import csv
 import dataclasses
 import functools
-import inspect
 import os
 import shutil
 import tempfile
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from lightning import LightningDataModule
+from tiers import DURATIONS, TESTS, Durations, function_of, is_of_the_second_tier, long_tests
 from torch.optim import SGD, Adam
 
-from fl_lightning import ClientModule, FederatedDataModule, FederatedTrainer, SequentialExecutor
+from fl_lightning import ClientModule, FederatedDataModule, FederatedTrainer
 from fl_lightning.batches.graphs import GraphCollator
 from fl_lightning.callbacks.neighbor_ids import neighbor_ids
 from fl_lightning.data import ClientGraph
@@ -26,7 +24,7 @@ from fl_lightning.models import GCN
 from fl_lightning.strategies import FedAux, FedSagePlus, FedSSP, Strategy
 from fl_lightning.tasks import NodeClassification
 from fl_lightning.testing import comparison
-from fl_lightning.testing.federations import SIZES, small_graphs
+from fl_lightning.testing.federations import GROUPS, SIZES, small_graphs
 
 torch.set_num_threads(1)
 os.environ.setdefault("WANDB_X_SERVICE_WAIT", "300")  # seconds; a busy machine may take more than the 30 of W&B
@@ -54,47 +52,6 @@ def pytest_unconfigure() -> None:
     shutil.rmtree(TEMPORARY, ignore_errors=True)
 
 
-TESTS = Path(__file__).parent
-GROUPS = (0, 1, 1, 0, 1)
-
-
-#: The strategies that stand for their kinds: one model, corrected steps, two models, no model sent, masks, generators
-#: of data, two generators of models, and maps between neighbors. The first tier tests them in full.
-REPRESENTATIVES = {
-    "FedAvg",
-    "SCAFFOLD",
-    "APFL",
-    "FedProto",
-    "FedAux",
-    "FedSagePlus",
-    "FedSheafHN",
-    "Panacea",
-    "SheafFMTL",
-}
-#: What of the contract the first tier tests for every strategy, by parts of the names of the tests and checks.
-FOR_EVERY_STRATEGY = ("executors_agree", "resume_is_exact", "server_state_is_complete")
-#: The tests that take ``LONG_SECONDS`` or more on the average over their parameters (``--write-durations``).
-DURATIONS, LONG_SECONDS = TESTS / "durations.csv", 0.5
-#: What the first tier has though it takes long, by the beginnings of the names.
-ALWAYS = (
-    "tests/strategies/test_contract.py::test_contract",
-    "tests/cli/test_readme.py",
-    "tests/tasks/test_seam.py",
-    "tests/test_imports.py",
-    "tests/test_layers.py",
-)
-
-
-def is_of_the_second_tier(folder: str, file: str, name: str, parameters: Mapping[str, Any]) -> bool:
-    """Whether ``make test-full`` alone runs a test, because ``make test`` runs one that would fail with it."""
-    kinds = [each for each in parameters.values() if inspect.isclass(each) and issubclass(each, Strategy)]
-    if file in ("test_contract.py", "test_loopback.py", "test_secure_settings.py") and kinds:
-        return kinds[0].__name__ not in REPRESENTATIVES and not any(part in name for part in FOR_EVERY_STRATEGY)
-    if folder != "executors" and parameters.get("executor") is SequentialExecutor:
-        return True  # the contract says that the stacked one comes to the same
-    return folder == "campaign"
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what is of the second tier beside what its own file marks."""
@@ -106,36 +63,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.full)
 
 
-def function_of(nodeid: str) -> str:
-    """The test without its parameters."""
-    return nodeid.partition("[")[0]
-
-
-def long_tests() -> set[str]:
-    """Tests that take long on the average over their parameters, but for those that the first tier has all the same."""
-    with DURATIONS.open(newline="") as file:
-        return {row["test"] for row in csv.DictReader(file) if not row["test"].startswith(ALWAYS)}
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-durations", action="store_true", help=f"write {DURATIONS.name}; for a run of all tests")
-
-
-class Durations:
-    """Writes which tests take long."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, Counter[str]] = defaultdict(Counter)
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.seconds[function_of(report.nodeid)][report.nodeid] += report.duration
-
-    def pytest_sessionfinish(self) -> None:
-        means = {test: each.total() / len(each) for test, each in self.seconds.items()}
-        with DURATIONS.open("w", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(("test", "seconds"))
-            writer.writerows((test, f"{mean:.1f}") for test, mean in sorted(means.items()) if mean >= LONG_SECONDS)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from conftest import ALWAYS, DURATIONS, REPRESENTATIVES, TESTS, Durations, is_of_the_second_tier, long_tests
+from tiers import ALWAYS, DURATIONS, REPRESENTATIVES, TESTS, Durations, is_of_the_second_tier, long_tests
 
 from fl_lightning import SequentialExecutor, StackedExecutor, strategies
 from fl_lightning.strategies import FedAvg, FedProx
@@ -51,9 +51,16 @@ def test_what_takes_long_is_of_the_second_tier_but_for_what_every_change_needs()
 
 
 def test_durations_are_means_over_parameters(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("conftest.DURATIONS", tmp_path / "durations.csv")
+    monkeypatch.setattr("tiers.DURATIONS", tmp_path / "durations.csv")
     written = Durations()
     for name, seconds in (("a.py::test[1]", 0.2), ("a.py::test[1]", 0.3), ("a.py::test[2]", 0.7), ("b.py::test", 0.4)):
         written.pytest_runtest_logreport(SimpleNamespace(nodeid=name, duration=seconds))
     written.pytest_sessionfinish()
     assert (tmp_path / "durations.csv").read_text() == "test,seconds\na.py::test,0.6\n"
+
+
+def test_nothing_imports_a_conftest() -> None:
+    """Python would run it a second time: its folders and hooks are those of the module that pytest loaded."""
+    for path in TESTS.rglob("*.py"):
+        lines = path.read_text().splitlines()
+        assert not [line for line in lines if line.startswith(("import conftest", "from conftest "))], path

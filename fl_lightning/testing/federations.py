@@ -19,6 +19,8 @@ from fl_lightning.relations.topology import Ring
 
 #: Nodes of each client.
 SIZES = (30, 24, 18, 12, 8)
+#: The group of each client.
+GROUPS = (0, 1, 1, 0, 1)
 
 
 class _Slices(Partitioner):

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from conftest import GROUPS
 from strategies.test_contract import STRATEGIES, TINY
 from torch.optim import SGD, Adam, AdamW
 
@@ -31,6 +30,7 @@ from fl_lightning.models import GCN, MLP, GraphSAGE, NormalizedGCN
 from fl_lightning.relations import Complete, Ring
 from fl_lightning.strategies import FedTAD, Oracle, Pooled, Strategy
 from fl_lightning.strategies.mixing import aggregation
+from fl_lightning.testing.federations import GROUPS
 
 #: Nets that have running statistics.
 NORMALIZED: tuple[list[Any], ...] = [NormalizedGCN], [functools.partial(MLP, batch_norm=True)]

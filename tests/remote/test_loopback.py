@@ -1,7 +1,6 @@
 """A federation of sites, reached through bytes, against the same one in process: every strategy, bit for bit."""
 
 import pytest
-from conftest import GROUPS
 from saving import SavesAfter
 from sites import Absent, BadChannel, assert_same_clients, make_sites, server_of
 from strategies.test_contract import STRATEGIES, tiny
@@ -10,6 +9,7 @@ from fl_lightning import SequentialExecutor
 from fl_lightning.relations.topology import Ring
 from fl_lightning.remote import LoopbackChannel, federate
 from fl_lightning.strategies import Kin, Pooled, SheafRidge
+from fl_lightning.testing.federations import GROUPS
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:DFedAvgM is for SGD with momentum"),

@@ -12,7 +12,6 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import pytest
 import torch
-from conftest import GROUPS
 from lightning.fabric import Fabric
 from strategies.test_contract import STRATEGIES, tiny
 from torch.optim import SGD
@@ -27,6 +26,7 @@ from fl_lightning.round.client import ClientModule
 from fl_lightning.run.assembly import build_nets, describe_federation
 from fl_lightning.strategies import FedAvg, FedOpt
 from fl_lightning.strategies.mixing import CoordinateMedian
+from fl_lightning.testing.federations import GROUPS
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 NUM_CLIENTS, NUM_ROUNDS = 4, 2
