@@ -49,6 +49,7 @@ def differences(actual: Any, expected: Any, *, tolerance: float = 0.0) -> list[s
                 rtol=tolerance,
                 atol=tolerance,
                 equal_nan=True,
+                check_device=False,
             )
         except AssertionError as error:
             lines.append(f"{path}: {' '.join(str(error).split())}")

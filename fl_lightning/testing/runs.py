@@ -190,10 +190,19 @@ class StrategyRuns:
         data: A federation that is set up.
         folder: For checkpoints.
         client: What the clients are; None for the strategy's default.
+        accelerator: Where they run.
     """
 
-    def __init__(self, strategy: Strategy, data: Any, folder: Path, client: ClientModule | None = None) -> None:
+    def __init__(
+        self,
+        strategy: Strategy,
+        data: Any,
+        folder: Path,
+        client: ClientModule | None = None,
+        accelerator: str = "cpu",
+    ) -> None:
         self.strategy, self.data, self.folder, self.client = strategy, data, folder, client
+        self.accelerator = accelerator
         num_clients = max(3, strategy.min_updates)
         #: Everything that participation can do to a round.
         self.busy = functools.partial(
@@ -213,7 +222,7 @@ class StrategyRuns:
         """A trainer in float64 that writes nothing."""
         defaults = {
             "num_rounds": NUM_ROUNDS,
-            "accelerator": "cpu",
+            "accelerator": self.accelerator,
             "precision": "64-true",
             "seed": 1,
             "logger": False,

@@ -18,6 +18,7 @@ def check_strategy(
     client: ClientModule | None = None,
     data: Any = None,
     checks: Sequence[Check] = CHECKS,
+    accelerator: str = "cpu",
 ) -> None:
     """Check that a strategy fulfills the contract of all strategies.
 
@@ -31,6 +32,7 @@ def check_strategy(
         client: What the clients are; None for the strategy's default. A small net makes it quick.
         data: A federation of five clients instead of the generated ones, set up.
         checks: Which checks.
+        accelerator: Where it runs, for example ``gpu``.
 
     Raises:
         AssertionError: A check failed; it says which one, and what to do.
@@ -48,7 +50,7 @@ def check_strategy(
         if data is None and not strategy.needs_graphs:
             federations["examples"] = small_examples(folder / "cache")
         for kind, federation in federations.items():
-            runs = StrategyRuns(strategy, federation, folder / kind, client)
+            runs = StrategyRuns(strategy, federation, folder / kind, client, accelerator)
             for check in checks:
                 try:
                     check(runs)
