@@ -53,15 +53,17 @@ class ClientData(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} has no graph to change")
 
-    def widened(self, num_features: int, num_targets: int) -> Self:
+    def widened(self, num_features: int | tuple[int, ...], num_targets: int) -> Self:
         """The same data for a net that is wider than this client needs: nothing is removed.
 
         Args:
-            num_features: Zeros are appended to each row of the inputs, which are vectors, until there are as many.
+            num_features: Zeros are appended to each row of the inputs until there are as many; inputs that are no
+                vectors stay.
             num_targets: Missing labels or numbers are appended to each target until there are as many; classes stay.
         """
-        inputs_NF = F.pad(self.inputs, (0, num_features - self.inputs.shape[1]))
-        wide = self.with_inputs(inputs_NF)
+        wide = self
+        if isinstance(num_features, int):
+            wide = self.with_inputs(F.pad(self.inputs, (0, num_features - self.inputs.shape[1])))
         if self.y_N.dim() == 1:
             return wide
         return dataclasses.replace(wide, y_N=F.pad(self.y_N, (0, num_targets - self.y_N.shape[1]), value=torch.nan))

@@ -67,7 +67,7 @@ class Guard:
         """Refuse inputs that are not this client's, and more outputs than the bound.
 
         Where features (outputs) are each client's own, the widest client determines the net: there are at least as many
-        as here, and not more than a net may have parameters.
+        as here, not more than a net may have parameters, and padding this client's data stays within the bound.
         """
         if isinstance(num_outputs, bool) or not isinstance(num_outputs, int) or num_outputs < 1:
             raise Refused("the number of outputs must be an integer of at least 1")
@@ -79,6 +79,8 @@ class Guard:
             self._admit_wider(given)
         elif given != self.client_data.num_features:
             raise Refused("the federation's inputs do not have the same width as this site's")
+        if own:
+            self._admit_padding(given, num_outputs)
 
     def _admit_wider(self, given: Any) -> None:
         whole = isinstance(given, int) and not isinstance(given, bool)
@@ -86,6 +88,18 @@ class Guard:
             raise Refused("the federation's inputs are not as wide as this site's")
         if given > (most := self.policy.max_parameters):
             raise Refused(f"inputs of width {given} are asked for, policy.max_parameters is {most} here")
+
+    def _admit_padding(self, num_features: Any, num_outputs: int) -> None:
+        """Refuse what :meth:`ClientData.widened` would add, by its size, which the reason does not reveal."""
+        inputs, targets = self.client_data.inputs, self.client_data.y_N
+        padded = [(inputs, num_features)] if isinstance(num_features, int) else []
+        padded += [(targets, num_outputs)] if targets.dim() > 1 else []
+        added = sum(len(tensor) * (width - tensor.shape[1]) * tensor.element_size() for tensor, width in padded)
+        if added > (most := self.policy.max_padding_mib) * _MIB:
+            raise Refused(
+                f"to pad this site's data to {num_features} features and {num_outputs} outputs takes more than "
+                f"policy.max_padding_mib, {most} MiB: raise it here, or leave the widest site out of the federation"
+            )
 
     def admit_nets(self, model: ClientModule, num_features: Any, num_outputs: int) -> None:
         """Refuse nets that are too large, by counting their parameters before they are allocated."""

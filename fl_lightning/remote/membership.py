@@ -101,7 +101,7 @@ class Membership:
         strategy.complete(model, registry)  # with the strategy's own net if the job names none
         guard.admit_nets(model, registry.num_features, registry.num_outputs)
         if registry.own:
-            client_data = client_data.widened(about["num_features"], about["num_outputs"])
+            client_data = client_data.widened(registry.num_features, registry.num_outputs)
         self.client_data = client_data
         self.architectures = build_nets(fabric, model, strategy, registry, about["seed"])
         check_architectures(strategy, len(self.architectures))

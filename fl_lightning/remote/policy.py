@@ -106,6 +106,8 @@ class SitePolicy(JobPolicy):
         peers: Names, as in their certificates, of the sites with which it may be summed; None for all of the
             federation.
         max_parameters: Maximum number of parameters of a client's nets, checked before they are allocated.
+        max_padding_mib: Maximum size, in MiB, of what is added to this site's data so that they are as wide as the
+            widest site's, where features or outputs are each site's own; checked before it is allocated.
         max_steps_per_round: Maximum number of local steps in a round, including those before an evaluation.
         max_seconds: Maximum time for one stage or evaluation; None for no bound.
         max_messages: Maximum number of messages of a job.
@@ -131,6 +133,7 @@ class SitePolicy(JobPolicy):
     min_sum_clients: int = 3
     peers: Sequence[str] | None = None
     max_parameters: int = 50_000_000
+    max_padding_mib: int = 1024
     max_steps_per_round: int = 100_000
     max_seconds: float | None = None
     max_messages: int = 100_000
@@ -146,6 +149,7 @@ class SitePolicy(JobPolicy):
             )
         _check_least(
             max_parameters=self.max_parameters,
+            max_padding_mib=self.max_padding_mib,
             max_steps_per_round=self.max_steps_per_round,
             max_messages=self.max_messages,
             max_message_mib=self.max_message_mib,

@@ -49,10 +49,13 @@ def _following(factory: NetFactory, registry: ClientRegistry, what: str) -> list
             f"model.net is a {name_of(factory)} that is built already, but the clients have {what} of their own: give "
             "its class, so that such layers can be found"
         )
-    assert isinstance(registry.num_features, int)
-    widths = (registry.num_features, registry.num_outputs)
-    more = (widths[0] + 1, widths[1]) if what == "features" else (widths[0], widths[1] + 1)
-    shapes, others = (_shapes(fitted(factory, *each)) for each in (widths, more))
+    num_features, num_outputs = registry.num_features, registry.num_outputs
+    if what == "outputs":
+        others = _shapes(fitted(factory, num_features, num_outputs + 1))
+    else:
+        assert isinstance(num_features, int)  # what may be padded is a vector
+        others = _shapes(fitted(factory, num_features + 1, num_outputs))
+    shapes = _shapes(fitted(factory, num_features, num_outputs))
     layers = {name.rpartition(".")[0] for name, shape in shapes.items() if others.get(name) != shape}
     found = [name for name in shapes if name.rpartition(".")[0] in layers]
     if not found:

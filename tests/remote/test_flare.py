@@ -23,6 +23,8 @@ pytest.importorskip("nvflare", reason="needs the extra flare")
 import held_client
 import psutil
 from nvflare.fuel.flare_api.api_spec import AuthorizationError
+from task_data import graphs_of
+from torch_geometric.data import Data
 
 from fl_lightning.remote import LoopbackChannel, Message, federate
 from fl_lightning.remote.job import SITE_FILE, Parts, open_site
@@ -58,7 +60,7 @@ def data_settings(folder: Path) -> dict[str, Any]:
     }
 
 
-def configuration(folder: Path, strategy: str, client: str = "ClientModule") -> str:
+def configuration(folder: Path, strategy: str, client: str = "ClientModule", net: str = "GCN") -> str:
     """A configuration file in a folder."""
     path = folder / f"{strategy}.yaml"
     settings = {
@@ -66,7 +68,7 @@ def configuration(folder: Path, strategy: str, client: str = "ClientModule") -> 
         "strategy": {"class_path": strategy, "init_args": STRATEGIES[strategy]},
         "model": {
             "class_path": client,
-            "init_args": {"net": {"class_path": "fl_lightning.models.GCN", "init_args": {"hidden_channels": 8}}},
+            "init_args": {"net": {"class_path": f"fl_lightning.models.{net}", "init_args": {"hidden_channels": 8}}},
         },
         "data": data_settings(folder),
         "trainer": {
@@ -115,6 +117,33 @@ def session(trial):
 
 def site_file(trial: Trial, site: str) -> Path:
     return trial.kits / site / "local" / SITE_FILE
+
+
+@contextmanager
+def sites_with_own_graphs(trial: Trial, folder: Path) -> Iterator[None]:
+    """Sites with graphs in a file, for a while: each with features and, the last, with more classes of its own."""
+    for client, (site, graphs) in enumerate(zip(trial.sites, graphs_of(), strict=True)):
+        path, width = folder / f"{site}.pt", 3 - client
+        own = [
+            Data(x=graph.x[:, :width], edge_index=graph.edge_index, y=graph.y + (client == 2 and index % 3 == 0))
+            for index, graph in enumerate(graphs)
+        ]
+        torch.save(own, path)
+        settings = {
+            "own": ["features", "outputs"],
+            "data": {
+                "source": {"class_path": "GraphSetFile", "init_args": {"path": str(path)}},
+                "partitioner": {"class_path": "RandomPartitioner", "init_args": {"num_clients": 1}},
+                "splitter": {"class_path": "StratifiedSplit", "init_args": {"train": 0.5, "val": 0.25}},
+                "batch_size": 4,
+            },
+            "policy": {"min_examples": 1},
+        }
+        site_file(trial, site).write_text(yaml.safe_dump(settings))
+    try:
+        yield
+    finally:
+        trial.give(data_settings(trial.folder), OWN, strategies=ALLOWED)
 
 
 @contextmanager
@@ -235,6 +264,32 @@ def test_secure_sums_of_filtered_updates_are_those_of_the_loopback(trial, sessio
     assert_same_run(remote, parts.trainer, assert_same)
     for client, site in enumerate(sites):
         assert_same_state(trial, "secure", remote, client, site.member.executor.state().named())
+
+
+def test_graphs_with_features_and_classes_of_their_own(trial, session, assert_same, tmp_path) -> None:
+    """The layers for these stay at their sites; all else is what the same sites come to in one process."""
+    config = configuration(tmp_path, "FedAvg", net="GIN")
+    with sites_with_own_graphs(trial, tmp_path):
+        outcome = run(trial, session, config, "own", tmp_path / "fetched", predict=True)
+        job = Submission.of_config(Path(config).read_text(), name="own", sites=trial.sites).job
+        sites = [open_site(job, site_file(trial, site), tmp_path / site, site) for site in trial.sites]
+
+    assert (outcome.status, outcome.message) == ("finished", "")
+    parts = Parts(["--config", config, f"--trainer.default_root_dir={tmp_path / 'local'}"])
+    data = federate(parts.trainer, LoopbackChannel(sites, trial.sites), parts.strategy)
+    with pytest.warns(UserWarning, match="features and outputs of their own, so that these parameters are kept local"):
+        parts.trainer.fit(parts.model, data, parts.strategy)
+    remote = checkpoint.read(outcome.folder / "checkpoints" / "last.ckpt")
+    assert_same_run(remote, parts.trainer, assert_same)
+    own = {"features.weight", "features.bias", "head.weight", "head.bias"}
+    assert own == set(parts.model.own_layers)
+    for client, site in enumerate(sites):
+        state = site.member.executor.state().named()
+        assert own <= {name.removeprefix("p/") for name in state}
+        assert_same_state(trial, "own", remote, client, state)
+        written = (trial.kits / trial.sites[client] / "federations" / "own" / "predictions.csv").read_text()
+        probabilities = ",".join(f"probability_{label}" for label in range(3))
+        assert written.startswith(f"client,graph,split,label,prediction,{probabilities}")
 
 
 def test_a_site_refuses_a_strategy_that_is_not_on_its_list_and_keeps_its_logs(trial, session, tmp_path) -> None:

@@ -330,6 +330,7 @@ def test_messages_are_counted_and_weighed_before_they_are_read(started) -> None:
         {"max_outputs": 0},
         {"max_outputs": 100_001},
         {"max_parameters": 0},
+        {"max_padding_mib": 0},
         {"max_steps_per_round": 0},
         {"max_messages": 0},
         {"max_message_mib": 0},

@@ -1,6 +1,7 @@
 """Sites with features and outputs of their own: the layers for these stay there, and all else is as in one process."""
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,13 @@ from task_data import graph_data
 
 from fl_lightning import ClientModule, FederatedDataModule, SequentialExecutor
 from fl_lightning.batches.graph_sets import ClientGraphs
-from fl_lightning.data import ClientGraph
+from fl_lightning.data import ClientGraph, Examples, ExampleSource
+from fl_lightning.models import CNN
 from fl_lightning.relations.topology import Ring
 from fl_lightning.remote import LoopbackChannel, Message, Site, SitePolicy, federate
+from fl_lightning.remote.guard import Guard
+from fl_lightning.remote.ledger import SumLedger
+from fl_lightning.remote.policy import Refused
 from fl_lightning.strategies import FedAvg, FedProto, Strategy
 from fl_lightning.tasks import Drawing
 
@@ -39,10 +44,10 @@ def as_at_home(sets: FederatedDataModule) -> list[ClientGraphs]:
 
 
 def sites_of(
-    clients: Sequence[Any], task: Any, folder: Path, strategy: type[Strategy] = FedAvg, **settings: Any
+    clients: Sequence[Any], task: Any, folder: Path, strategy: type[Strategy] = FedAvg, net: Any = NET, **settings: Any
 ) -> list[Site]:
     def make() -> tuple[ClientModule, Strategy]:
-        model = ClientModule(NET, SLOW)
+        model = ClientModule(net, SLOW)
         model.take_task(task)
         return model, strategy(num_epochs=1)
 
@@ -117,6 +122,49 @@ def test_a_site_refuses_widths_that_do_not_fit(changed, why, sets, make_trainer,
     response = Message.read(sites[1].respond(dataclasses.replace(wide, about={**wide.about, **changed}).wire))
     assert response.kind == "failure"
     assert why in response.about["why"]
+
+
+@pytest.mark.full
+def test_padding_is_bounded_by_its_size(sets, make_trainer, tmp_path) -> None:
+    """A server cannot make a site allocate what its nets alone would allow; the reason says nothing of its data."""
+    policy = SitePolicy(min_examples=1, max_padding_mib=1)
+    sites = sites_of(as_at_home(sets), sets.task, tmp_path / "sites", policy=policy, own=BOTH)
+    channel, remote, strategy = Recorded(sites), make_trainer(num_rounds=1), FedAvg(num_epochs=1)
+    remote.fit(ClientModule(NET, SLOW), federate(remote, channel, strategy), strategy)
+    start = next(message for message in channel.seen if message.kind == "start")
+    wide = dataclasses.replace(start, about={**start.about, "num_features": 10**5})
+    why = Message.read(sites[0].respond(wide.wire)).about["why"]
+    assert why == (
+        "to pad this site's data to 100000 features and 3 outputs takes more than policy.max_padding_mib, 1 MiB: raise "
+        "it here, or leave the widest site out of the federation"
+    )
+
+
+def test_padding_of_targets_is_bounded_too(tmp_path) -> None:
+    client = graph_data(kind="labels").clients[0]
+    guard = Guard(SitePolicy(max_padding_mib=1), client, SumLedger(tmp_path))
+    guard.admit_widths(3, 1000, ["outputs"])
+    with pytest.raises(Refused, match=r"3 features and 99999 outputs takes more than policy.max_padding_mib"):
+        guard.admit_widths(3, 99_999, ["outputs"])
+
+
+def test_classes_of_images_may_be_their_own(make_trainer, tmp_path) -> None:
+    """Whose shape is no width that could be padded."""
+    data = FederatedDataModule(Images(), batch_size=8)
+    data.setup()
+    sites = sites_of(data.clients, data.task, tmp_path, own=["outputs"], net=functools.partial(CNN, filters=(2,)))
+    trainer, strategy = make_trainer(num_rounds=1), FedAvg(num_epochs=1)
+    trainer.fit(sites[0].model, federate(trainer, LoopbackChannel(sites), strategy), strategy)
+    assert trainer.run.registry.own_outputs == (2, 3)
+
+
+class Images(ExampleSource):
+    """Two clients with small images of two and three classes."""
+
+    def load(self, root: Any, seed: int) -> Examples:
+        draw = torch.Generator().manual_seed(5)
+        x = tuple(torch.randn(12, 1, 8, 8, generator=draw) for _ in "ab")
+        return Examples(names=("a", "b"), x=x, y=(torch.arange(12) % 2, torch.arange(12) % 3), num_outputs=3)
 
 
 def test_sites_that_do_not_say_the_same_are_refused(sets, make_trainer, tmp_path) -> None:
