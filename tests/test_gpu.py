@@ -22,7 +22,11 @@ pytestmark = [*pytestmark, pytest.mark.gpu]
 both_executors = pytest.mark.parametrize("executor", [SequentialExecutor, StackedExecutor])
 
 
-@pytest.fixture(scope="module", params=STRATEGIES, ids=lambda kind: kind.__name__)
+#: With ``--dist loadgroup`` the checks of a strategy share its runs.
+GROUPED = [pytest.param(kind, id=kind.__name__, marks=pytest.mark.xdist_group(kind.__name__)) for kind in STRATEGIES]
+
+
+@pytest.fixture(scope="module", params=GROUPED)
 def runs(request: Any, federation: Any, make_model: Any, tmp_path_factory: Any) -> StrategyRuns:
     """The runs of a strategy on the GPU."""
     folder: Path = tmp_path_factory.mktemp(request.param.__name__)
