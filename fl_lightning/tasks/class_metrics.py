@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fl_lightning.tasks.score_order import ScoreOrder
+
 #: What ``model.metrics`` may ask for of classes.
 ClassMetric = Literal["f1", "auroc", "balanced_accuracy", "ece", "recall_per_class", "acc_per_degree"]
 
@@ -78,7 +80,8 @@ def class_scores(
             certainty_CNK, truth_CNK = logits_CNK[..., 1:] - logits_CNK[..., :1], truth_CNK[..., 1:]
         else:
             certainty_CNK = logits_CNK.softmax(dim=-1)
-        areas = [_ordered_pairs(certainty_CNK.mT, truth_CNK.mT.bool(), mask_CN[..., None, :]) for mask_CN in masks_SCN]
+        order, truth_CKN = ScoreOrder(certainty_CNK.mT), truth_CNK.mT.bool()
+        areas = [_ordered_pairs(order, truth_CKN, mask_CN[..., None, :]) for mask_CN in masks_SCN]
         values["auroc"] = torch.stack([_mean_over_classes(*area) for area in areas])
     return {**{name: weighted(values[name], count_SC) for name in metrics if name in values}, **result}
 
@@ -149,11 +152,11 @@ def label_scores(
         {'auroc': [0.5], 'average_precision': [0.8333333333333334]}
     """
     measures = {"auroc": _ordered_pairs, "average_precision": _precisions}
-    score_CLN, truth_CLN, known_CLN = logits_CNL.double().mT, (y_CNL > 0.5).mT, ~y_CNL.isnan().mT
+    order, truth_CLN, known_CLN = ScoreOrder(logits_CNL.double().mT), (y_CNL > 0.5).mT, ~y_CNL.isnan().mT
     count_SC = masks_SCN.double().sum(dim=-1)
     result: dict[str, tuple[Tensor, Tensor]] = {}
     for name in metrics:
-        parts = [measures[name](score_CLN, truth_CLN, mask_CN[..., None, :] & known_CLN) for mask_CN in masks_SCN]
+        parts = [measures[name](order, truth_CLN, mask_CN[..., None, :] & known_CLN) for mask_CN in masks_SCN]
         result[name] = weighted(torch.stack([_mean_over_classes(*part) for part in parts]), count_SC)
     return result
 
@@ -170,26 +173,21 @@ def _mean_over_classes(part_K: Tensor, whole_K: Tensor) -> Tensor:
     return torch.where(occurs_K, part_K / whole_K, 0.0).sum(dim=-1) / occurs_K.sum(dim=-1)
 
 
-def _ordered_pairs(certainty_KN: Tensor, truth_KN: Tensor, mask_KN: Tensor) -> tuple[Tensor, Tensor]:
+def _ordered_pairs(order: ScoreOrder, truth_KN: Tensor, mask_KN: Tensor) -> tuple[Tensor, Tensor]:
     """Pairs of an example of the class and one of the others in the right order (a tie is half), and all pairs."""
     inside_KN, outside_KN = truth_KN & mask_KN, ~truth_KN & mask_KN
-    certainty_KN = torch.where(certainty_KN.isnan(), -torch.inf, certainty_KN).contiguous()  # sorted last
-    others_KN = torch.where(outside_KN, certainty_KN, torch.inf).sort(dim=-1).values.contiguous()
-    beaten_KN = torch.searchsorted(others_KN, certainty_KN) + torch.searchsorted(others_KN, certainty_KN, right=True)
+    beaten_KN = order.below(outside_KN) + order.up_to(outside_KN)
     right_K = torch.where(inside_KN, beaten_KN / 2, 0.0).sum(dim=-1, dtype=torch.float64)
     return right_K, (inside_KN.sum(dim=-1) * outside_KN.sum(dim=-1)).double()
 
 
-def _precisions(certainty_KN: Tensor, truth_KN: Tensor, mask_KN: Tensor) -> tuple[Tensor, Tensor]:
+def _precisions(order: ScoreOrder, truth_KN: Tensor, mask_KN: Tensor) -> tuple[Tensor, Tensor]:
     """Sum over the class's examples of the precision down to each, and their number; 0 if there are no others."""
     inside_KN, outside_KN = truth_KN & mask_KN, ~truth_KN & mask_KN
-    certainty_KN = torch.where(certainty_KN.isnan(), -torch.inf, certainty_KN).contiguous()
 
     def at_least(chosen_KN: Tensor) -> Tensor:
         """How many of the chosen ones are scored as high as each."""
-        ordered_KN = torch.where(chosen_KN, certainty_KN, -torch.inf).sort(dim=-1).values.contiguous()
-        above_KN = chosen_KN.shape[-1] - torch.searchsorted(ordered_KN, certainty_KN)
-        return torch.minimum(above_KN, chosen_KN.sum(dim=-1, keepdim=True)).double()
+        return (chosen_KN.sum(dim=-1, keepdim=True) - order.below(chosen_KN)).double()
 
     precision_KN = at_least(inside_KN) / at_least(inside_KN | outside_KN).clamp(min=1)
     number_K = torch.where(outside_KN.any(dim=-1), inside_KN.sum(dim=-1), 0).double()

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fl_lightning.tasks.score_order import ScoreOrder
+
 #: The ranks of Hits@k.
 HITS = (10, 50)
 #: The metrics by name.
@@ -41,19 +43,17 @@ def ranking_scores(
         >>> total.tolist(), count.tolist()
         ([1.5], [2.0])
     """
-    score_CP = torch.where(score_CP.isnan(), -torch.inf, score_CP.double())
-    parts = [_of_split(metrics, score_CP, linked_CP & mask_CP, ~linked_CP & mask_CP) for mask_CP in masks_SCP]
+    order = ScoreOrder(score_CP.double())
+    parts = [_of_split(metrics, order, linked_CP & mask_CP, ~linked_CP & mask_CP) for mask_CP in masks_SCP]
     return {name: tuple(torch.stack(each) for each in zip(*(p[name] for p in parts), strict=True)) for name in metrics}  # type: ignore[misc]
 
 
 def _of_split(
-    metrics: Sequence[str], score_CP: Tensor, link_CP: Tensor, other_CP: Tensor
+    metrics: Sequence[str], order: ScoreOrder, link_CP: Tensor, other_CP: Tensor
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """The metrics of one split."""
-    others_CP = torch.where(other_CP, score_CP, torch.inf).sort(dim=-1).values.contiguous()  # the rest at the end
     num_others_C1 = other_CP.sum(dim=-1, keepdim=True)
-    below_CP = torch.searchsorted(others_CP, score_CP.contiguous())
-    up_to_CP = torch.minimum(torch.searchsorted(others_CP, score_CP.contiguous(), right=True), num_others_C1)
+    below_CP, up_to_CP = order.below(other_CP), order.up_to(other_CP)
     values = {f"hits@{rank}": (below_CP > num_others_C1 - rank).double() for rank in HITS if f"hits@{rank}" in metrics}
     values["mrr"] = 1 / (1 + num_others_C1 - (below_CP + up_to_CP) / 2)
     least = {"mrr": 1} | {f"hits@{rank}": rank for rank in HITS}
