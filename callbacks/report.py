@@ -133,8 +133,10 @@ class RunReport(Callback):
         if run.selection.best_round == run.round_idx and run.selection.monitor in metrics:
             wanted = self.predictions and data_of(trainer) is not None
             mine = self._attempt("the predictions", lambda: self._predict(trainer)) if wanted else None
-            parts = gather_objects(trainer.fabric, mine)
-            self.best = self._attempt("the scores", lambda: best_round(trainer, [p for p in parts if p is not None]))
+            tallies: dict[int, NDArray[Any]] = {}
+            for part in gather_objects(trainer.fabric, mine):
+                tallies |= part or {}
+            self.best = self._attempt("the scores", lambda: best_round(trainer, tallies))
         if self._due(trainer):
             self._attempt("the matrices", lambda: self._snap(trainer, run.round_idx))
 
@@ -242,21 +244,25 @@ class RunReport(Callback):
             self._samples[client] = among[order].sort().values.numpy()
         return self._samples[client]
 
-    def _predict(self, trainer: Trainer) -> NDArray[Any]:
-        """The task's tally of the test examples of this process's clients; for numbers and links a sample (P, 2)."""
+    def _predict(self, trainer: Trainer) -> dict[int, NDArray[Any]]:
+        """By client of this process the task's tally of the test examples; for numbers and links a sample (P, 2)."""
         run, clients = trainer.run, data_of(trainer)
         assert clients is not None
         evaluation = run.strategy.evaluations(run.training_clients)[""]
         predicted = run.executor.predict(evaluation, run.training_clients, run.scored_round)
         target = run.registry.task.target
         total = sum(int(clients[client].test_mask_N.sum()) for client in run.training_clients)
-        result = [target.tally(clients[0].y_N[:0], torch.empty(0, run.registry.num_outputs)).numpy()]
+        result: dict[int, NDArray[Any]] = {}
         for client, predicted_NK in predicted.items():
             chosen: Any = clients[client].test_mask_N
             if target.tally_is_of_examples:
                 chosen = self._sample(trainer, client, chosen, total)
-            result.append(target.tally(clients[client].y_N[chosen], predicted_NK.cpu()[chosen]).numpy())
-        return np.concatenate(result) if target.tally_is_of_examples else np.sum(result, axis=0)
+            predicted_PK, y_P = predicted_NK.cpu()[chosen], clients[client].y_N[chosen]
+            if run.registry.own_outputs:
+                count = run.registry.own_outputs[client]
+                predicted_PK, y_P = predicted_PK[:, :count], y_P if y_P.dim() == 1 else y_P[:, :count]
+            result[client] = target.tally(y_P, predicted_PK).numpy()
+        return result
 
     def _can_embed(self, trainer: Trainer) -> bool:
         run = trainer.run

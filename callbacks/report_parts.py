@@ -4,7 +4,7 @@ Shape legend: C clients, P sampled points.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,7 @@ def describe(trainer: Trainer) -> RunRecord:
         training=list(run.training_clients),
         regression=not run.registry.task.target.has_classes,
         class_names=list(getattr(run.datamodule, "class_names", None) or ()),
+        own_outputs=list(run.registry.own_outputs),
         seed=run.seed,
         partition_hash=run.registry.partition_hash,
         settings={} if run.config else dict(run.settings),
@@ -66,8 +67,8 @@ def describe(trainer: Trainer) -> RunRecord:
     )
 
 
-def best_round(trainer: Trainer, parts: Sequence[NDArray[Any]]) -> BestRound:
-    """The scores and predictions of the current round."""
+def best_round(trainer: Trainer, tallies: Mapping[int, NDArray[Any]]) -> BestRound:
+    """The scores of the current round, and the tallies of its predictions by client."""
     run = trainer.run
     scores: dict[str, dict[str, list[float | None]]] = {}
     examples: dict[str, dict[str, list[int]]] = {}
@@ -78,9 +79,12 @@ def best_round(trainer: Trainer, parts: Sequence[NDArray[Any]]) -> BestRound:
             scores[kind] = {name: _values(pair) for name, pair in named.items()}
             examples[kind] = {name: pair[:, 1].int().tolist() for name, pair in named.items()}
     chosen = BestRound(round=run.round_idx, clients=list(clients), scores=scores, examples=examples)
-    if parts:
-        target = run.registry.task.target
-        whole = np.concatenate(parts) if target.is_numeric else np.sum(parts, axis=0)
+    target = run.registry.task.target
+    if run.registry.own_outputs and not target.tally_is_of_examples:
+        chosen.own = {run.registry.names[client]: tallies[client].tolist() for client in sorted(tallies)}
+    elif tallies:
+        parts = list(tallies.values())
+        whole = np.concatenate(parts) if target.tally_is_of_examples else np.sum(parts, axis=0)
         setattr(chosen, target.tallied_as, whole.tolist())
     return chosen
 

@@ -25,7 +25,7 @@ class GraphPictures(Drawing):
         """Some of a client's graphs, with their targets beneath; nodes of one kind have one color."""
         colors = class_colors(_MOST_KINDS)
         with self._drawing():
-            figure, axes = new_axes(1.9, left=0.02, bottom=0.02, right=0.98)
+            figure, axes = new_axes(1.7, left=0.02, bottom=0.02, right=0.98)
             for column, each in enumerate(graphs):
                 graph: Any = nx.empty_graph(each.num_nodes)
                 graph.add_edges_from(map(tuple, each.edges))
@@ -39,7 +39,7 @@ class GraphPictures(Drawing):
                     x_N, y_N = place_N2[kind_N == kind].T
                     draw_dots(axes, x_N, y_N, colors[kind], width)
                 axes.text(2.4 * column, -1.2, each.target, ha="center", va="top", fontsize=11)
-            axes.set(xlim=(-1.2, 2.4 * max(len(graphs), 3) - 1.2), ylim=(-1.75, 1.15))
+            axes.set(xlim=(-1.2, 2.4 * max(len(graphs), 3) - 1.2), ylim=(-1.62, 1.08))
             axes.set_axis_off()
             told = "; ".join(
                 f"{count(each.num_nodes, 'node')} and {count(len(each.edges), 'edge')}, {each.target}"

@@ -39,6 +39,7 @@ class MatrixPictures(Drawing):
         cells: Sequence[Sequence[str]] | None = None,
         note: str = "",
         table: Table | None = None,
+        height: float = HEIGHT,
     ) -> Picture:
         """A square matrix, the more opaque the larger.
 
@@ -52,14 +53,15 @@ class MatrixPictures(Drawing):
             cells: Words for the cells.
             note: A line beneath.
             table: Its numbers.
+            height: Of the picture, in inches.
         """
         low, high = limits
         with self._drawing():
             short = fitting(short_names(names))
             longest = max(map(len, short), default=0)
             turned = longest > 3
-            below = (32 + (_LETTER * longest if turned else 9)) / (72 * HEIGHT)
-            figure, axes = new_axes(HEIGHT, left=0.08 + _LETTER * longest / 324, bottom=below)
+            below = (32 + (_LETTER * longest if turned else 9)) / (72 * height)
+            figure, axes = new_axes(height, left=0.08 + _LETTER * longest / 324, bottom=below)
             share = np.clip((matrix - low) / max(high - low, 1e-12), 0, 1)
             image = np.empty((*matrix.shape, 4))
             image[..., :3] = _FILL

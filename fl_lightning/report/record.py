@@ -38,7 +38,8 @@ class Partition:
         columns: Names of the statistics; the first is the client.
         rows: A row for each client.
         labels: For each client the labeled nodes or examples of every class, (C, K); empty in a regression.
-        heterogeneity: Median Jensen-Shannon distance of two clients' labels, in [0, 0.833].
+        heterogeneity: Median Jensen-Shannon distance of two clients' labels, in [0, 0.833]; None where these are
+            numbers, or each client's own.
         simulated: What ``data.heterogeneity`` has changed, and the names of the clients that it chose.
     """
 
@@ -62,6 +63,7 @@ class BestRound:
         label_counts: The same of having and lacking each of several labels, (K, 2, 2).
         predicted: Target and prediction of test examples in a regression, (P, 2).
         scored: Of pairs of nodes whether each is linked, with its score, (P, 2).
+        own: By client its ``confusion`` or ``label_counts``, where classes or labels are each client's own.
     """
 
     round: int
@@ -72,6 +74,7 @@ class BestRound:
     label_counts: list[list[list[int]]] | None = None
     predicted: list[list[float]] | None = None
     scored: list[list[float]] | None = None
+    own: dict[str, list[Any]] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -175,6 +178,7 @@ class RunRecord:
         training: Indices of those that take part in the rounds.
         regression: Whether targets are no classes.
         class_names: What the classes are called; empty where that is not known.
+        own_outputs: For each client how many of the outputs are its own; empty if outputs mean the same for all.
         reference: Mean metrics of the training clients if each told all its examples the same (its largest class, its
             labels' shares, its mean); empty where the data lie elsewhere.
         seed: Root of the training's draws.
@@ -205,6 +209,7 @@ class RunRecord:
     seed: int
     partition_hash: str
     class_names: list[str] = field(default_factory=list)
+    own_outputs: list[int] = field(default_factory=list)
     reference: dict[str, float] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     machine: dict[str, str] = field(default_factory=dict)

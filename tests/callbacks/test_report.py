@@ -1,5 +1,6 @@
 """What a run keeps for its report, and the page at its end."""
 
+import functools
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from page_checks import check_page
+from run.test_own_layers import own_sets
 from task_data import graph_data
 from torch import Tensor
 
@@ -80,6 +82,27 @@ def test_what_is_kept_of_the_chosen_round(federation, make_model, make_trainer) 
         assert "balanced accuracy" in page_of(trainer)
         kept.append(chosen)
     assert kept[0].confusion == kept[1].confusion
+
+
+@pytest.mark.filterwarnings("ignore:the clients have features and outputs of their own")
+def test_classes_of_their_own_are_not_added_up(make_trainer) -> None:
+    """Class 0 of one client has nothing to do with that of another."""
+    data, trainer = own_sets(), make_trainer(num_rounds=1, callbacks=RunReport())
+    trainer.fit(ClientModule(functools.partial(GIN, hidden_channels=6)), data, FedAvg(num_epochs=1))
+    record = record_of(trainer)
+    assert record.own_outputs == [2, 2, 3]
+    assert record.best is not None
+    assert record.best.confusion is None
+    own = {name: torch.tensor(counts) for name, counts in record.best.own.items()}
+    assert [tuple(counts.shape) for counts in own.values()] == [(2, 2), (2, 2), (3, 3)]
+    assert list(own) == record.names
+    for client in data.clients:
+        assert own[client.name].sum() == client.test_mask_N.sum()
+    assert record.partition is not None
+    assert record.partition.heterogeneity is None
+    words = page_of(trainer)
+    assert "Classes are each client's own." in words
+    assert "Graphs by class" not in words
 
 
 @pytest.mark.parametrize(

@@ -222,6 +222,18 @@ def test_many_clients_and_classes(tmp_path: Path) -> None:
     assert "Left out: matrices are kept for at most 128 training clients." in words
 
 
+def test_labels_of_their_own_have_a_picture_for_each_client(tmp_path: Path) -> None:
+    names = [f"client-{index:02d}" for index in range(14)]
+    own = {name: [[[4, 1], [1, 4]], [[9, 0], [1, 0]]] for name in names}
+    run_record = record(own_outputs=[2] * 4)
+    assert run_record.best is not None
+    run_record.best = BestRound(round=1, clients=[0], scores=run_record.best.scores, examples={}, own=own)
+    words = words_of(write_run(tmp_path / "run", run_record=run_record))
+    assert "Labels are each client's own" in words
+    assert "The first 12 of 14 clients are drawn." in words
+    assert "label 1" in words
+
+
 def test_damaged_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no folder"):
         write(tmp_path / "nowhere")

@@ -85,7 +85,7 @@ class PartitionTable:
         rows: The clients.
         label_counts: For each client the number of labeled nodes or examples of every class; empty in a regression.
         heterogeneity: Median over client pairs of the Jensen-Shannon distance of label histograms, in [0, 0.833]; nan
-            in a regression.
+            in a regression, and where classes mean something else for each client.
         dropped: What the source's graph has beyond the clients, since only its largest component was kept.
         non_iidness: Mean label divergence from the pooled prior plus mean squared MMD of neighborhoods (FedAux); nan
             without graphs, or where it was not measured.
@@ -309,7 +309,9 @@ class PartitionTable:
         if num_classes:
             draw_labels(every[0], self.label_counts, names, self.columns[1].removeprefix("num_"))
             clients_down(every[0], [row.client for row in self.rows])
-            every[0].set_title(f"Labels of the clients (heterogeneity {self.heterogeneity:.3f})", loc="left")
+            known = not math.isnan(self.heterogeneity)
+            how = f"heterogeneity {self.heterogeneity:.3f}" if known else "classes of their own"
+            every[0].set_title(f"Labels of the clients ({how})", loc="left")
             beside = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "borderaxespad": 0.0, "frameon": False}
             small = {"fontsize": "small", "columnspacing": 1.0, "handlelength": 1.0}
             every[-1].legend(

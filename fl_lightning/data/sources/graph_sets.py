@@ -1,6 +1,8 @@
 """Sources of many graphs, each of which is an example: the interface, and your own graphs in memory and in files."""
 
+import dataclasses
 import hashlib
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -204,12 +206,15 @@ class GraphSetFile(GraphSetSource):
 
 def table_of(allocation: Allocation) -> PartitionTable:
     """The table of clients that hold many graphs."""
-    return PartitionTable.from_graph_sets(
+    table = PartitionTable.from_graph_sets(
         allocation.clients,
         num_classes=allocation.num_outputs,
         class_names=allocation.class_names,
         numbers=allocation.task.target.is_numeric,
     )
+    if allocation.own_outputs:  # classes that mean something else for each client do not differ by their shares
+        return dataclasses.replace(table, heterogeneity=math.nan)
+    return table
 
 
 def content(prepared: PreparedGraphs) -> tuple[Tensor, ...]:

@@ -21,7 +21,7 @@ def section(run: Recorded, album: Album) -> Section:
     what = record.examples
     first, second = (f"{axis} principal component" for axis in ("first", "second"))
     pictures = []
-    if not record.regression:
+    if not record.regression and not record.own_outputs:  # classes of their own have no common colors
         classes = 1 + max((int(label) for label in points.label if label is not None), default=0)
         if record.partition and record.partition.labels:
             classes = len(record.partition.labels[0])

@@ -26,7 +26,9 @@ def section(run: Recorded, album: Album) -> Section:
     if partition.labels:
         counts = np.array(partition.labels, dtype=float)
         groups = [record.class_name(label) for label in range(counts.shape[1])]
-        pictures.append(album.stacked(names, counts, groups, title="Labels of the clients", x_label=f"labeled {what}"))
+        note = "Classes mean something else for each client." if record.own_outputs else ""
+        x_label = f"labeled {what}"
+        pictures.append(album.stacked(names, counts, groups, title="Labels of the clients", x_label=x_label, note=note))
     splits = [column for column in ("num_train", "num_val", "num_test") if column in partition.columns]
     counts = np.array([[_cell(partition, row, column) for column in splits] for row in range(len(names))])
     groups = [column.removeprefix("num_") for column in splits]

@@ -6,13 +6,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_lightning.report.document import Section
-from fl_lightning.report.figures import Table, Values
+from fl_lightning.report.figures import Picture, Table, Values
 from fl_lightning.report.folder import Recorded
 from fl_lightning.report.matrix_pictures import HEIGHT, MOST_RUNS
 from fl_lightning.report.pictures import Album
 from fl_lightning.report.record import BestRound, RunRecord
 from fl_lightning.report.sections import links
 from fl_lightning.report.wording import count, number
+
+#: Clients whose own classes are drawn.
+_MOST_OWN = 12
 
 
 def section(run: Recorded, album: Album) -> Section:
@@ -22,6 +25,8 @@ def section(run: Recorded, album: Album) -> Section:
     title = "Predictions"
     if record is not None and chosen is not None and chosen.confusion is not None:
         return _confusion(record, chosen, np.array(chosen.confusion, dtype=float), album)
+    if record is not None and chosen is not None and chosen.own:
+        return _own(record, chosen, album)
     if chosen is not None and chosen.label_counts is not None:
         return _labels(chosen, np.array(chosen.label_counts, dtype=float), album)
     if chosen is not None and chosen.scored is not None:
@@ -48,28 +53,17 @@ def section(run: Recorded, album: Album) -> Section:
 def _confusion(record: RunRecord, chosen: BestRound, counts_KK: Values, album: Album) -> Section:
     names = [record.class_name(label) for label in range(len(counts_KK))]
     total_K = counts_KK.sum(axis=1)
-    share_KK = counts_KK / np.maximum(total_K, 1)[:, None]
     right = np.diagonal(counts_KK)
     with np.errstate(divide="ignore", invalid="ignore"):
         recall, precision = right / total_K, right / counts_KK.sum(axis=0)
         f1 = 2 * right / (total_K + counts_KK.sum(axis=0))
-    few = len(names) <= MOST_RUNS
-    cells = [[f"{value:.0f}" if value else "" for value in row] for row in counts_KK] if few else None
     rows = [
         [name, number(total_K[k]), number(recall[k]), number(precision[k]), number(f1[k])]
         for k, name in enumerate(names)
     ]
     macro = float(np.nanmean(recall)) if np.isfinite(recall).any() else math.nan
-    picture = album.heat(
-        share_KK,
-        names if record.class_names else [str(label) for label in range(len(names))],
-        title="Confusion matrix of the test examples",
-        x_label="predicted class",
-        y_label="true class",
-        limits=(0.0, 1.0),
-        cells=cells,
-        note="The color is the share of the true class; the numbers are test examples of all clients together.",
-    )
+    note = "The color is the share of the true class; the numbers are test examples of all clients together."
+    picture = _matrix(record, counts_KK, album, title="Confusion matrix of the test examples", note=note)
     recalls = album.bars(
         names,
         recall,
@@ -90,12 +84,61 @@ def _confusion(record: RunRecord, chosen: BestRound, counts_KK: Values, album: A
     )
 
 
+def _matrix(
+    record: RunRecord, counts_KK: Values, album: Album, *, title: str, note: str = "", height: float = HEIGHT
+) -> Picture:
+    """Test examples of each class (row) that were taken for each class (column)."""
+    few = len(counts_KK) <= MOST_RUNS
+    return album.heat(
+        counts_KK / np.maximum(counts_KK.sum(axis=1), 1)[:, None],
+        record.class_names or [str(label) for label in range(len(counts_KK))],
+        title=title,
+        x_label="predicted class",
+        y_label="true class",
+        limits=(0.0, 1.0),
+        cells=[[f"{value:.0f}" if value else "" for value in row] for row in counts_KK] if few else None,
+        note=note,
+        height=height,
+    )
+
+
+def _own(record: RunRecord, chosen: BestRound, album: Album) -> Section:
+    """Classes or labels that mean something else for each client: none are added up."""
+    of_clients = {name: np.array(counts, dtype=float) for name, counts in chosen.own.items()}
+    drawn = list(of_clients.items())[:_MOST_OWN]
+    more = f" The first {_MOST_OWN} of {len(of_clients)} clients are drawn." if len(of_clients) > _MOST_OWN else ""
+    text = f"The result's models at round {chosen.round} on the test examples of each client."
+    if next(iter(of_clients.values())).ndim == 2:
+        text += " Classes are each client's own. The color is the share of the true class, the numbers are examples."
+        height = min(HEIGHT, 1.2 + 0.5 * max(len(counts_KK) for _, counts_KK in drawn))
+        pictures = [_matrix(record, counts_KK, album, title=name, height=height) for name, counts_KK in drawn]
+    else:
+        text += " Labels are each client's own; one is predicted if its probability is above one half."
+        pictures = [
+            album.bars(
+                [f"label {label}" for label in range(len(counts_K22))],
+                _f1(counts_K22),
+                title=name,
+                x_label="F1, 0 to 1",
+            )
+            for name, counts_K22 in drawn
+        ]
+    return Section(anchor="predictions", title="Predictions", text=text + more, pictures=pictures)
+
+
+def _f1(counts_K22: Values) -> Values:
+    """Of each label; nan where no example has it and none is said to."""
+    right_K = counts_K22[:, 1, 1]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(2 * right_K / (counts_K22[:, 1].sum(axis=1) + counts_K22[:, :, 1].sum(axis=1)))
+
+
 def _labels(chosen: BestRound, counts_K22: NDArray[np.float64], album: Album) -> Section:
     """For each label, which examples have it (row) and for which it is predicted (column)."""
     names = [str(label) for label in range(len(counts_K22))]
     have_K, said_K, right_K = counts_K22[:, 1].sum(axis=1), counts_K22[:, :, 1].sum(axis=1), counts_K22[:, 1, 1]
     with np.errstate(divide="ignore", invalid="ignore"):
-        recall, precision, f1 = right_K / have_K, right_K / said_K, 2 * right_K / (have_K + said_K)
+        recall, precision, f1 = right_K / have_K, right_K / said_K, _f1(counts_K22)
     rows = [
         [name, *(number(values[k]) for values in (counts_K22.sum(axis=(1, 2)), have_K, recall, precision, f1))]
         for k, name in enumerate(names)
