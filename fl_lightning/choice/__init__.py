@@ -29,6 +29,7 @@ def choose(
     metric: str | None = None,
     max_bytes: str | float | None = None,
     processes: int | None = None,
+    seeds: int | None = None,
     folder: str | Path = "choices/mine",
     say: Callable[[str], None] = print,
 ) -> "Answer":
@@ -43,13 +44,16 @@ def choose(
         trainer: Whose rounds, participation and other settings the runs have.
         config: Configuration files, in place of the objects.
         overrides: Further arguments of ``fl-train fit``, such as ``--trainer.num_rounds=50``.
-        budget: Time of the clock, such as ``"30m"``, or seconds.
+        budget: Time of the clock, such as ``"30m"``, or seconds; or work, such as ``"20runs"``: so many times the
+            rounds of the configuration, whichever method trains them.
         methods: Strategies by name; empty for the default ones.
         grid: Values by setting, or a range such as ``"0.001..0.1"``, from which Optuna draws (extra ``choose``); in
             place of those that are tried by default.
         metric: Validation metric that decides, such as ``val/acc``; None for the configuration's.
         max_bytes: What a run may send, such as ``"200MB"``, or bytes.
         processes: Worker processes; None for one for each core, four at most, and one with a GPU.
+        seeds: New seeds of the finalists, at most; None for ten. With one or two nothing can be told apart, and the
+            highest validation score decides.
         folder: Where everything goes. The same call goes on there where an earlier one stopped.
         say: Takes a line for the user.
 
@@ -73,6 +77,7 @@ def choose(
         metric=metric,
         max_bytes=max_bytes,
         processes=processes,
+        seeds=seeds,
         folder=target,
     )
     return answer_of(asked, say)

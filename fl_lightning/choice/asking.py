@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from fl_lightning.choice.answer import Answer
+from fl_lightning.choice.budget import Clock, Meter, Work, earlier
 from fl_lightning.choice.candidates import WrongChoice
 from fl_lightning.choice.page import document
 from fl_lightning.choice.preparation import Asked, Prepared, prepare
@@ -48,11 +49,10 @@ def answer_of(
             seed=prepared.seed,
             num_rounds=prepared.num_rounds,
             evaluate_every=prepared.evaluate_every,
-            seconds=prepared.seconds,
+            meter=_meter(prepared, store, clock),
             max_bytes=prepared.max_bytes,
             most_seeds=asked.seeds,
             say=say,
-            clock=clock,
         )
         with make_pool(prepared, store) if make_pool else Pool(asked.processes or _processes()) as trained:
             found = search.run(trained)
@@ -63,6 +63,12 @@ def answer_of(
         _write_chosen(answer, prepared)
         document(answer).write(answer.page)
     return answer
+
+
+def _meter(prepared: Prepared, store: Store, clock: Callable[[], float]) -> Meter:
+    if prepared.in_runs:
+        return Work(prepared.budget, prepared.num_rounds)
+    return Clock(prepared.budget, earlier(store.records().values(), prepared.digest), clock)
 
 
 def _processes() -> int:

@@ -42,6 +42,8 @@ def main(arguments: Sequence[str]) -> int:
         fail("choose: --sites and --secure are for a federation: give the submitter's --kit, too")
     if options.kit is not None and options.processes:
         fail("choose: --processes is for a simulation: the jobs at the sites of a --kit run one after another")
+    if options.kit is not None and options.seeds:
+        fail("choose: --seeds is for a simulation: at the sites of a --kit there are three, which they plan for")
     grid = dict(map(_axis, options.grid or ()))
     from fl_lightning.choice.asking import answer_of
     from fl_lightning.choice.candidates import WrongChoice
@@ -49,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     from fl_lightning.study.schema import WrongStudy
 
     folder = Path(options.output or f"choices/{Path(options.config[-1]).stem}")
-    at_sites: dict[str, Any] = {}
+    at_sites: dict[str, Any] = {"seeds": options.seeds}
     if options.kit is not None:
         from fl_lightning.choice.halving import FEWEST_SEEDS
 
@@ -95,7 +97,12 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("-c", "--config", action="append", required=True, metavar="FILE", help="as of fl-train fit")
-    parser.add_argument("--budget", default="30m", metavar="TIME", help="such as 90s, 30m, 2h (default: %(default)s)")
+    parser.add_argument(
+        "--budget",
+        default="30m",
+        metavar="SIZE",
+        help="time, such as 90s, 30m, 2h (default: %(default)s), or work: 20runs",
+    )
     parser.add_argument(
         "--methods", nargs="+", metavar="NAME", help="strategies (default: nine, and that of the configuration)"
     )
@@ -108,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--metric", metavar="NAME", help="validation metric that decides, such as val/acc")
     parser.add_argument("--max-bytes", metavar="SIZE", help="what a run may send, such as 200MB")
     parser.add_argument("--processes", type=_count, help="worker processes (default: one a core, 4 at most)")
+    parser.add_argument("--seeds", type=_count, help="new seeds of the finalists, at most (default: 10)")
     parser.add_argument("--kit", metavar="FOLDER", help="train at the sites of a federation: the submitter's kit")
     parser.add_argument("--sites", nargs="+", metavar="NAME", help="of these alone (default: all that are connected)")
     parser.add_argument("--secure", action="store_true", help="at sites: secure aggregation")
@@ -117,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _count(text: str) -> int:
     if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes: give at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 

@@ -18,7 +18,11 @@ FEWEST_SEEDS, MOST_SEEDS = 3, 10
 #: Settings that a method tries at most, and methods that are trained with new seeds beside those that always are.
 MOST_POINTS, MOST_FINALISTS = 6, 3
 #: Share of the time left that a plan may fill: what it does not know of takes the rest.
-_FILLED = 0.9
+FILLED = 0.9
+#: What sums of numbers of rounds may be off by.
+_ROUNDING = 1e-6
+#: Settings of a method, one of how many goes on, and methods beside those that always do, of the smallest plan.
+_SMALLEST = (1, 9, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +74,8 @@ class Plan:
         points: Settings that each method tries at most.
         share: One of so many settings goes on.
         finalists: Methods that are trained with new seeds beside those that always are.
-        seconds: Expected time of the search and of the fewest seeds, of all processes together.
+        seconds: Expected time of the search and of the fewest seeds, of all processes together (rounds, if the budget
+            is in runs).
     """
 
     points: int
@@ -89,6 +94,9 @@ class Planner:
         rungs: After how many rounds settings are compared, the first of them being that of the costs.
         processes: Worker processes.
         beside: Methods that go on to the end whatever comes.
+        references: Methods of which the best setting goes on, and no other; they do not count.
+        seeds: Of the finalists, at least.
+        filled: Share of the budget that a plan may fill.
     """
 
     costs: Mapping[str, Cost]
@@ -96,18 +104,27 @@ class Planner:
     rungs: Sequence[int]
     processes: int
     beside: Collection[str] = field(default=())
+    references: Collection[str] = field(default=())
+    seeds: int = FEWEST_SEEDS
+    filled: float = FILLED
 
     def plan(self, seconds: float) -> Plan | None:
-        """The largest plan that fits into so many seconds of the clock; None if none does."""
+        """The largest plan that fits into so many seconds of the clock (or rounds); None if none does."""
         most = min(MOST_POINTS, max(self.sizes.values()))
         smaller = [(points, 3, 2) for points in range(most, 0, -1)]
-        for points, share, finalists in [(most, 2, MOST_FINALISTS), *smaller, (1, 3, 1)]:
+        for points, share, finalists in [(most, 2, MOST_FINALISTS), *smaller, (1, 3, 1), _SMALLEST]:
             needed = self.needed(points, share, finalists)
-            if needed <= _FILLED * seconds:
+            if needed <= self.filled * seconds + _ROUNDING:
                 return Plan(points=points, share=share, finalists=finalists, seconds=needed)
         return None
 
-    def needed(self, points: int = 1, share: int = 3, finalists: int = 1, num_rounds: int | None = None) -> float:
+    def needed(
+        self,
+        points: int = _SMALLEST[0],
+        share: int = _SMALLEST[1],
+        finalists: int = _SMALLEST[2],
+        num_rounds: int | None = None,
+    ) -> float:
         """Seconds of the clock for a search and the fewest seeds, with another number of rounds if one is given."""
         rungs = list(self.rungs)
         if num_rounds is not None:
@@ -121,20 +138,20 @@ class Planner:
             longest.append(max(at.values()))
             numbers = self._left(numbers, share, finalists, is_first=index == 0)
             before = length
-        total += FEWEST_SEEDS * self.seed(finalists, rungs[-1])
+        total += self.seeds * self.seed(finalists, rungs[-1])
         longest.append(max(cost.of(rungs[-1]) for cost in self.costs.values()))
         slack = sum(longest) * (self.processes - 1) / self.processes  # the others wait for the last one of each rung
         return total / self.processes + slack
 
     def _left(self, numbers: Mapping[str, float], share: int, finalists: int, *, is_first: bool) -> dict[str, float]:
         """How many settings of each method are expected to go on: which ones is not known, so of each its share."""
-        goes_on = math.ceil(sum(numbers.values()) / share)
-        if is_first:
-            return dict.fromkeys(numbers, max(goes_on, len(numbers)) / len(numbers))
-        certain = [name for name in numbers if name in self.beside]
-        others = [name for name in numbers if name not in certain]
-        rest = max(goes_on - len(certain), min(finalists, len(others))) / max(1, len(others))
-        return {**dict.fromkeys(certain, 1.0), **dict.fromkeys(others, rest)}
+        rivals = [name for name in numbers if name not in self.references]
+        goes_on = math.ceil(sum(numbers[name] for name in rivals) / share)
+        result = {name: 1.0 for name in numbers if name in self.beside or name in self.references or is_first}
+        others = [name for name in rivals if name not in self.beside]
+        certain = len(rivals) - len(others)
+        fewest = len(others) if is_first else min(finalists, len(others))
+        return result | dict.fromkeys(others, max(goes_on - certain, fewest) / max(1, len(others)))
 
     def seed(self, finalists: int, num_rounds: int) -> float:
         """Seconds of one process for a seed of all finalists, of which it is not known yet which they are."""

@@ -36,6 +36,7 @@ def planned_rounds(prepared: Prepared, records: Iterable[Record] = ()) -> int:
         rungs=lengths(prepared.num_rounds, prepared.evaluate_every),
         processes=1,
         beside=(FLOOR, COMMON),
+        references=(FLOOR,),
     )
     done: int = sum(each["spent"]["num_rounds"] - each.get("resumed", 0) for each in records if each.get("spent"))
     return max(1, math.ceil(planner.needed(MOST_POINTS, share=2, finalists=MOST_FINALISTS)) - done)

@@ -43,7 +43,8 @@ class Found:
         left_out: Why methods did not take part.
         dropped: The settings that did not go on.
         num_rounds: Of a whole run.
-        seconds: Of the clock, of all starts together.
+        taken: Of the budget, by all starts together: seconds of the clock, or rounds.
+        took: The same in words.
     """
 
     finalists: dict[str, Point] = field(default_factory=dict)
@@ -52,7 +53,8 @@ class Found:
     left_out: dict[str, str] = field(default_factory=dict)
     dropped: list[Dropped] = field(default_factory=list)
     num_rounds: int = 0
-    seconds: float = 0.0
+    taken: float = 0.0
+    took: str = ""
 
 
 @dataclass(kw_only=True)

@@ -78,7 +78,7 @@ def document(answer: Answer) -> Document:
         facts=facts,
         sections=sections,
         footer=[
-            f"The search took {duration(found.seconds)}.",
+            f"The search took {found.took}.",
             f"Train it with: fl-train fit --config {answer.config}",
         ],
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.callbacks import defaults_beside
+from fl_lightning.choice.budget import amount_of
 from fl_lightning.choice.candidates import Candidate, WrongChoice, candidates
 from fl_lightning.choice.search import CASE
 from fl_lightning.data import FederatedDataModule
@@ -20,7 +21,6 @@ from fl_lightning.study.worker import resolve
 from fl_lightning.trainer import FederatedTrainer
 from fl_lightning.yaml_input import dump_yaml, parse_yaml
 
-_UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZES = {"": 1.0, "B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 #: Gigabytes of the states from which settings go on.
 _STATES_GB = 10.0
@@ -59,7 +59,8 @@ class Prepared:
         seed: The configuration's.
         num_rounds: Likewise.
         evaluate_every: Likewise.
-        seconds: The budget.
+        budget: Seconds, or runs.
+        in_runs: Which of the two.
         max_bytes: What a run may send; None for any number.
     """
 
@@ -69,7 +70,8 @@ class Prepared:
     seed: int
     num_rounds: int
     evaluate_every: int
-    seconds: float
+    budget: float
+    in_runs: bool
     max_bytes: float | None
 
 
@@ -79,7 +81,7 @@ def prepare(asked: Asked) -> Prepared:
     Raises:
         WrongChoice: It is refused.
     """
-    seconds = seconds_of(asked.budget)
+    budget, in_runs = amount_of(asked.budget)
     limit = None if asked.max_bytes is None else bytes_of(asked.max_bytes)
     config = whole_config(asked)
     methods = candidates(config, asked.methods, asked.grid)
@@ -91,7 +93,7 @@ def prepare(asked: Asked) -> Prepared:
         name: config[name] for name in ("seed_everything", "trainer", "model", "data") if name in config
     }
     rest = [[each.name, each.settings, list(each.points)] for each in methods]
-    digest = digest_of([base, rest, seconds, limit])
+    digest = digest_of([base, rest, budget, in_runs, asked.seeds, limit])
     path = asked.folder / f"config-{digest_of(base)}.yaml"
     _write(path, base)
     _write(asked.folder / "study.yaml", _study(path.name, methods, int(config["seed_everything"])))
@@ -102,7 +104,8 @@ def prepare(asked: Asked) -> Prepared:
         seed=int(config["seed_everything"]),
         num_rounds=int(trainer["num_rounds"]),
         evaluate_every=int(trainer["evaluate_every"]),
-        seconds=seconds,
+        budget=budget,
+        in_runs=in_runs,
         max_bytes=limit,
     )
 
@@ -180,26 +183,6 @@ def _study(config: str, methods: Sequence[Candidate], seed: int) -> dict[str, An
         "methods": {each.name: {"config": config, "settings": each.settings} for each in methods},
         "cases": {CASE: {}},
     }
-
-
-def seconds_of(budget: str | float) -> float:
-    """A time such as ``30m`` in seconds.
-
-    Raises:
-        WrongChoice: It is none.
-
-    Example:
-        >>> seconds_of("30m"), seconds_of("1.5h"), seconds_of(20)
-        (1800.0, 5400.0, 20.0)
-    """
-    if isinstance(budget, str):
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d)", budget.strip())
-        seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
-    else:
-        seconds = float(budget)
-    if not 0 < seconds < 1e8:
-        raise WrongChoice(f"--budget is {budget!r}: give a time with its unit, such as 90s, 30m or 2h")
-    return seconds
 
 
 def bytes_of(limit: str | float) -> float:

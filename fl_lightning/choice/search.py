@@ -5,12 +5,12 @@ search that was interrupted goes on where it stopped.
 """
 
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from fl_lightning.choice.budget import Meter
 from fl_lightning.choice.candidates import CEILING, COMMON, FLOOR, Candidate, WrongChoice
 from fl_lightning.choice.halving import (
     FEWEST_SEEDS,
@@ -28,7 +28,6 @@ from fl_lightning.run.curve import STILL_RISING
 from fl_lightning.study.definition import Study
 from fl_lightning.study.edge import at_edge
 from fl_lightning.study.record import make_record
-from fl_lightning.study.runner import duration
 from fl_lightning.study.runs import StudyRun, make_run
 from fl_lightning.study.store import Record, Store, is_less_better
 
@@ -36,8 +35,6 @@ from fl_lightning.study.store import Record, Store, is_less_better
 CASE = "mine"
 #: How far the seed of the search is from the first of those that are reported.
 SEARCH_SEED = 1000
-#: What a client may need past the budget, as a share of it: runs that would take longer are not begun, or stopped.
-_OVER = 1.05
 
 
 class Runs(Protocol):
@@ -76,11 +73,10 @@ class Search:
         seed: The first of the reported seeds.
         num_rounds: Of a whole run.
         evaluate_every: Rounds between evaluations.
-        seconds: The budget, of the clock.
+        meter: The budget, and what is taken of it.
         max_bytes: What a whole run may send; None for any number.
         most_seeds: Of the finalists; None for ``MOST_SEEDS``.
         say: Takes a line for the user.
-        clock: The time in seconds.
     """
 
     def __init__(
@@ -93,16 +89,16 @@ class Search:
         seed: int,
         num_rounds: int,
         evaluate_every: int = 1,
-        seconds: float,
+        meter: Meter,
         max_bytes: float | None = None,
         most_seeds: int | None = None,
         say: Callable[[str], None] = print,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.study, self.store, self.candidates = study, store, {each.name: each for each in candidates}
-        self.seed, self.num_rounds, self.seconds, self.max_bytes = seed, num_rounds, seconds, max_bytes
+        self.seed, self.num_rounds, self.meter, self.max_bytes = seed, num_rounds, meter, max_bytes
         self.most_seeds = most_seeds or MOST_SEEDS
-        self.say, self.clock = say, clock
+        self.fewest_seeds = min(FEWEST_SEEDS, self.most_seeds)
+        self.say = say
         self.rungs = lengths(num_rounds, evaluate_every)
         self.points = {
             Arm(method=each.name, label=label): (label, settings)
@@ -113,10 +109,7 @@ class Search:
         self.costs: dict[str, Cost] = {}
         self.found = Found(num_rounds=num_rounds)
         self.memory = Memory.read(store.folder / "choice.json", asked)
-        earlier = (each.get("elapsed", 0.0) for each in self.records.values() if each.get("asked") == asked)
-        self._before = max(earlier, default=0.0)
         self._lost: set[str] = set()
-        self._start = clock()
 
     def run(self, pool: Runs) -> Found:
         """Search.
@@ -129,7 +122,7 @@ class Search:
         for index, length in enumerate(self.rungs[1:]):
             arms = self._rung(index, arms, length)
         self._finish(self._finalists(arms))
-        self.found.seconds = self.elapsed
+        self.found.taken, self.found.took = self.meter.taken, self.meter.text(self.meter.taken)
         return self.found
 
     # ------------------------------------------------------------------ the search
@@ -137,7 +130,7 @@ class Search:
     def _begin(self) -> list[Arm]:
         """Train the first setting of every method for two rounds; the arms that the budget is enough for."""
         firsts = [self._arms(name)[0] for name in self.candidates]
-        self._train([self._tuning(arm, self.rungs[0]) for arm in firsts], until=self.seconds)
+        self._train([self._tuning(arm, self.rungs[0]) for arm in firsts], until=self.meter.limit)
         for arm in firsts:
             record = self._record(arm, self.rungs[0])
             why = "there was no time left to try it" if record is None else record["error"]
@@ -154,28 +147,38 @@ class Search:
         points = self.memory.plan.points
         self.say(
             f"{len(names)} methods, up to {points} settings each; the best go on to {self.num_rounds} rounds, then to "
-            f"{FEWEST_SEEDS} seeds or more"
+            f"{self._seeds}{'' if self.most_seeds == self.fewest_seeds else ' or more'}"
         )
         return [arm for name in names for arm in self._arms(name)[:points]]
 
     def _plan(self, names: Sequence[str]) -> Plan:
         planner = self._planner(names)
-        left = self.seconds - self.elapsed
+        begun = sum(self.costs[name].each for name in names) * self.rungs[0] / planner.processes  # a plan has it, too
+        before = self.meter.taken - begun
+        left = self.meter.limit - before
         if (plan := planner.plan(left)) is not None:
             return plan
-        needed = self.elapsed + planner.needed() / 0.9
+        text = self.meter.text
+        needed = before + planner.needed() / self.meter.filled
         raise WrongChoice(
-            f"a budget of {duration(self.seconds)} is too small for one setting of each of {len(names)} methods and "
-            f"{FEWEST_SEEDS} seeds of the best: these need about {duration(needed)}. {self._enough(names, left)}"
+            f"a budget of {text(self.meter.limit)} is too small for one setting of each of {len(names)} methods and "
+            f"{self._seeds} of the best: these need about {text(needed)}. {self._enough(names, left)}"
         )
+
+    @property
+    def _seeds(self) -> str:
+        return f"{self.fewest_seeds} seed{'' if self.fewest_seeds == 1 else 's'}"
 
     def _planner(self, names: Sequence[str]) -> Planner:
         return Planner(
             costs={name: self.costs[name] for name in names},
             sizes={name: len(self.candidates[name].points) for name in names},
             rungs=self.rungs,
-            processes=self.pool.processes,
+            processes=self.meter.shared_by(self.pool.processes),
             beside=self.beside,
+            references=(FLOOR, CEILING),
+            seeds=self.fewest_seeds,
+            filled=self.meter.filled,
         )
 
     def _enough(self, names: Sequence[str], left: float) -> str:
@@ -189,7 +192,12 @@ class Search:
         ]
         whole = self._planner(names)
         shorter = next(
-            (length for length in range(self.num_rounds - 1, 9, -1) if whole.needed(num_rounds=length) <= 0.9 * left), 0
+            (
+                each
+                for each in range(self.num_rounds - 1, 9, -1)
+                if whole.needed(num_rounds=each) <= whole.filled * left
+            ),
+            0,
         )
         parts = [f"for --methods {' '.join(enough[0])}"] if enough else []
         parts += [f"for all with --trainer.num_rounds {shorter}"] if shorter else []
@@ -198,11 +206,10 @@ class Search:
     def _rung(self, index: int, arms: Sequence[Arm], length: int) -> list[Arm]:
         """Train settings up to a number of rounds; those that go on, the best first."""
         assert self.memory.plan is not None
-        finals = FEWEST_SEEDS * self._planner(list({arm.method: None for arm in arms})).seed(
-            self.memory.plan.finalists, self.num_rounds
-        )
-        reserved = finals / self.pool.processes
-        self._train([self._tuning(arm, length) for arm in arms], until=max(self.seconds - reserved, 0.5 * self.seconds))
+        planner = self._planner(list({arm.method: None for arm in arms}))
+        finals = self.fewest_seeds * planner.seed(self.memory.plan.finalists, self.num_rounds) / planner.processes
+        limit = self.meter.limit
+        self._train([self._tuning(arm, length) for arm in arms], until=max(limit - finals, 0.5 * limit))
         scores = {arm: self._score(arm, length) for arm in arms}
         if not any(math.isfinite(score) for arm, score in scores.items() if arm.method != CEILING):
             raise WrongChoice(f"no method could be trained for {length} rounds: {self._why(arms[0], length)}")
@@ -260,16 +267,17 @@ class Search:
         """Train the finalists with as many seeds as there is time for."""
         self.found.finalists = {arm.method: self.points[arm] for arm in arms}
         self.say(f"finalists: {', '.join(map(str, arms))}")
-        cost = sum(self.costs[arm.method].of(self.num_rounds) for arm in arms) / self.pool.processes
+        processes = self.meter.shared_by(self.pool.processes)
+        cost = sum(self.costs[arm.method].of(self.num_rounds) for arm in arms) / processes
         seeds = [self.seed + index for index in range(self.most_seeds)]
         count = 0
         while count < self.most_seeds:
             done = all(self._is_known(run) for run in self._finals(arms, seeds[count]))
-            more = 1 if done else max(FEWEST_SEEDS - count, int((self.seconds - self.elapsed) / cost))
+            more = 1 if done else max(self.fewest_seeds - count, int((self.meter.limit - self.meter.taken) / cost))
             if more <= 0:
                 break
             batch = seeds[count : count + more]
-            limit = _OVER * self.seconds if count < FEWEST_SEEDS else self.seconds
+            limit = self.meter.limit * (self.meter.over if count < self.fewest_seeds else 1.0)
             self._train([run for seed in batch for run in self._finals(arms, seed)], until=limit)
             whole = [seed for seed in batch if all(self._is_known(run) for run in self._finals(arms, seed))]
             for seed in whole:
@@ -330,18 +338,19 @@ class Search:
                 self._learn(run, self.records[run.key])
         todo = deque(run for run in runs if not self._is_known(run))
         while True:
-            while todo and self.pool.num_idle and self.elapsed + self._estimate(todo[0]) <= until:
+            while todo and self.pool.num_idle and self.meter.taken + self._estimate(todo[0]) <= until:
                 run = todo.popleft()
+                self.meter.begin(run.key, self._estimate(run))
                 self.pool.submit(run, "train", *self._task(run))
             if not self.pool.num_busy:
                 return
-            for run, result in self.pool.finished(_OVER * self.seconds - self.elapsed):
+            for run, result in self.pool.finished(self.meter.seconds_left):
                 if result is None and run.key not in self._lost:
                     self._lost.add(run.key)
                     todo.appendleft(run)
                     continue
                 self._take(run, result)
-            if self.elapsed > _OVER * self.seconds:
+            if self.meter.seconds_left < 0:
                 return
 
     def _task(self, run: StudyRun) -> tuple[Any, ...]:
@@ -356,34 +365,26 @@ class Search:
             record["spent"] = {name: result[name] for name in ("num_rounds", "bytes", "training_seconds")}
         self.records[run.key] = record
         if result is not None:
-            record |= {"asked": self.memory.asked, "elapsed": round(self.elapsed, 3)}
+            record |= {"asked": self.memory.asked, "elapsed": round(self.meter.taken, 3)}
             self.store.add(record)
             self.store.bound_states(self.study.states_gb)
         self._learn(run, record)
         what = f"seed {run.seed}" if run.purpose == "report" else run.setting
         came_to = f"failed: {record['error']}" if record["error"] else f"{record['monitor']} {number(record['val'])}"
         rounds = f" after {record['spent']['num_rounds']} rounds" if record.get("spent") else ""
-        left = duration(max(self.seconds - self.elapsed, 0.0))
+        left = self.meter.text(self.meter.limit - self.meter.taken)
         self.say(f"[{left} left] {run.method}{f' ({what})' if what else ''}: {came_to}{rounds}")
 
     def _learn(self, run: StudyRun, record: Mapping[str, Any]) -> None:
         """What a method takes, by its newest run."""
-        if spent := record.get("spent"):
-            rounds = max(1, spent["num_rounds"])
-            each = spent["training_seconds"] / rounds
-            start = max(record["seconds"] - each * (rounds - record.get("resumed", 0)), 0.0)
-            self.costs[run.method] = Cost(start=start, each=each)
+        if (cost := self.meter.end(run.key, record)) is not None:
+            self.costs[run.method] = cost
 
     def _estimate(self, run: StudyRun) -> float:
-        """Seconds that a run will take; 0 where nothing is known."""
-        cost = self.costs.get(run.method)
+        """What a run will take; 0 where nothing is known."""
+        cost = self.costs.get(run.method, self.meter.known)
         if cost is None:
             return 0.0
         length = next(int(each.partition("=")[2]) for each in run.arguments if each.startswith("--trainer.num_rounds="))
         before = [rung for rung in self.rungs if rung < length] if run.purpose == "tuning" else []
         return cost.of(length - max(before, default=0))
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the first start, without the time in between."""
-        return self._before + self.clock() - self._start

@@ -83,6 +83,22 @@ def test_too_small_a_budget_says_what_it_is_enough_for(choose: Choose) -> None:
     assert planted.seconds < 120
 
 
+@pytest.mark.parametrize(("budget", "seeds", "runs"), [("12runs", None, 12), ("6runs", 1, 6)])
+def test_a_budget_in_runs_counts_rounds(budget: str, seeds: int | None, runs: int, choose: Choose) -> None:
+    """Whatever a method's rounds take: two methods and the ceiling, once for the search and once for each seed."""
+    planted = Planted(LEVELS, each={"SCAFFOLD": 1000.0})
+    answer, said = choose(planted, methods=["FedAvg"], budget=budget, seeds=seeds)
+    assert sum(length - before for _, before, length in planted.trained) == 90 * runs
+    assert answer.found.took == f"{runs} runs"
+    assert answer.results["seeds"].min() == (seeds or 3)
+    assert any("runs left]" in line for line in said)
+
+
+def test_too_few_runs_are_refused(choose: Choose) -> None:
+    with pytest.raises(WrongChoice, match=r"a budget of 11 runs is too small for .* these need about 12 runs"):
+        choose(Planted(LEVELS), methods=["FedAvg"], budget="11runs")
+
+
 def test_what_does_not_fit_is_left_out_by_name(choose: Choose) -> None:
     planted = Planted(LEVELS, refused={"SCAFFOLD": "SCAFFOLD needs what is not there", "Pooled": "Pooled cannot"})
     answer, said = choose(planted, methods=THREE)
@@ -126,4 +142,4 @@ def test_a_search_that_was_stopped_goes_on(at: int, choose: Choose, tmp_path: Pa
     answer, _ = choose(stopped, methods=THREE, budget=2000)
     assert stopped.trained == whole.trained
     assert answer.sentence == expected.sentence
-    assert answer.found.seconds == pytest.approx(expected.found.seconds)
+    assert answer.found.taken == pytest.approx(expected.found.taken)

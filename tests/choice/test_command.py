@@ -26,12 +26,16 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--budget", "30"], "--budget is '30': give a time with its unit, such as 90s, 30m or 2h"),
+        (
+            ["--budget", "30"],
+            "--budget is '30': give a time with its unit, such as 90s, 30m or 2h, or work, such as 20runs",
+        ),
         (["--max-bytes", "many"], "--max-bytes is 'many': give a size such as 200MB"),
-        (["--processes", "0"], "'0' is not a number of processes: give at least 1"),
+        (["--processes", "0"], "'0' is not a whole number of at least 1"),
         (["--grid", "lr"], "--grid 'lr' is no setting with its values: write model.optimizer.lr=0.01,0.1"),
         (["--sites", "berlin"], "--sites and --secure are for a federation: give the submitter's --kit, too"),
         (["--kit", "kits/wards", "--processes", "2"], "--processes is for a simulation"),
+        (["--kit", "kits/wards", "--seeds", "2"], "--seeds is for a simulation"),
         (["--kit", "kits/wards"], "--kit kits/wards is not a submitter's kit: it has no startup/fed_admin.json"),
     ],
 )

@@ -1,5 +1,6 @@
 """Which settings go on, and what a budget is enough for."""
 
+import dataclasses
 import math
 
 import pytest
@@ -63,6 +64,7 @@ def planner() -> Planner:
         rungs=lengths(90, 1),
         processes=1,
         beside=BESIDE,
+        references=REFERENCES,
     )
 
 
@@ -81,3 +83,20 @@ def test_a_plan_counts_what_the_search_trains(planner: Planner) -> None:
     """Of one setting each: all for a ninth and a third, four to the end, and four with each of the seeds."""
     ninth, third, whole = 5 * (1 + 0.5 * 10), 5 * (1 + 0.5 * 20), 4 * (1 + 0.5 * 60)
     assert planner.needed() == pytest.approx(ninth + third + whole + FEWEST_SEEDS * 4 * (1 + 0.5 * 90))
+
+
+def test_a_plan_expects_as_many_settings_as_survive(planner: Planner) -> None:
+    """Eight rivals, of which one in three goes on: FedAvg and two others, beside Local and Pooled."""
+    methods = [*planner.sizes, "Third", "Fourth", "Fifth", "Sixth", "Seventh"]
+    larger = dataclasses.replace(planner, sizes=dict.fromkeys(methods, 1))
+    left = larger._left(larger.sizes, share=3, finalists=1, is_first=False)
+    chosen = survivors(
+        {Arm(method=name, label=""): 0.5 for name in methods},
+        share=3,
+        references=REFERENCES,
+        beside=BESIDE,
+        keep_methods=False,
+        finalists=1,
+    )
+    assert sum(left.values()) == pytest.approx(len(chosen))
+    assert len(chosen) == 5
