@@ -232,7 +232,7 @@ class InProcessExecutor(Executor):
             state: The result of :meth:`lasting_state` or of :meth:`state`.
             now: The round in which the latter was taken, if it was taken within one.
         """
-        parameters = state.rows([client for client in state.clients if client in self.members])
+        parameters = state.rows([client for client in state.clients if client in self.members]).to(self.fabric.device)
         self._clear()
         self.store.clear()
         self.round, self.active = now, set()

@@ -249,7 +249,7 @@ class RemoteExecutor(Executor):
         def read(client: int, response: Message) -> None:
             net = self.architectures[self.architecture_of[client]]
             result = self.responses.upload(response, client, request.stage, net, self.longest)
-            uploads[client] = result._map(result.clients, lambda tensor: tensor.to(self.fabric.device))
+            uploads[client] = result.to(self.fabric.device)
 
         _, failures = self._ask(
             {client: work_request(request, client, self.digests[client]) for client in clients}, read, report
@@ -306,7 +306,7 @@ class RemoteExecutor(Executor):
             reasons = {client: response.about["failures"].get(kind) for client, response in responses.items()}
             failures = {client: shown(why, 1000) for client, why in reasons.items() if why is not None} | lost
             parts = [scores[client][kind] for client in sorted(responses) if client not in failures]
-            upload = concatenate(part._map(part.clients, lambda t: t.to(self.fabric.device)) for part in parts)
+            upload = concatenate(part.to(self.fabric.device) for part in parts)
             sums = {} if upload.clients else unknown_sums(self.metric_names())
             results[kind] = StageResult(upload=upload, failures=dict(sorted(failures.items())), sums=sums)
         return results

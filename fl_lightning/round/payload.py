@@ -113,6 +113,10 @@ class Payload:
         """A copy that shares no memory."""
         return self._map(self.clients, torch.Tensor.clone)
 
+    def to(self, device: torch.device) -> "Payload":
+        """The payload on a device."""
+        return self._map(self.clients, lambda tensor: tensor.to(device))
+
     def padded(self, name: str, size: int) -> "Payload":
         """The payload with a client output that has one row per example padded to ``size`` rows."""
         tensor = self.extras[name]

@@ -295,7 +295,7 @@ def build_nets(
         strategy.check_net(net)
         return strategy.build_net(net)
 
-    with fabric.init_module(), torch.random.fork_rng([]):
+    with fabric.init_module(), torch.device("cpu"), torch.random.fork_rng([]):  # the same weights on every device
         torch.manual_seed(derive_key(seed, "client", "initialisation"))  # codespell:ignore initialisation
         model.build(registry.num_features, registry.num_outputs, adapt)
         keep_own_layers(model, registry, says=fabric.is_global_zero)

@@ -75,7 +75,7 @@ def inner_product(left: Parameters, right: Parameters, batch: Batch) -> Tensor:
 
 def along(start: Parameters, direction: Parameters, rate: float | Tensor) -> Parameters:
     """Start + rate direction; the rate is a number, or a tensor with one for each client of a stack."""
-    rates = torch.as_tensor(rate)
+    rates = torch.as_tensor(rate, device=next(iter(start.values())).device)
     wide = {name: rates.reshape(*rates.shape, *[1] * (t.dim() - rates.dim())) for name, t in start.items()}
     return {name: tensor + wide[name] * direction[name] for name, tensor in start.items()}
 
