@@ -18,7 +18,7 @@ class Key:
     Attributes:
         label: What it stands for.
         color: CSS color.
-        dash: Matplotlib's line style; empty for a dot.
+        dash: Matplotlib's line style; ``|`` for an upright line, empty for a dot.
     """
 
     label: str

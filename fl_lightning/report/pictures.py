@@ -67,8 +67,8 @@ class Album(MatrixPictures, GraphPictures):
                 if known.any():
                     summary.append(f"{curve.label} from {number(curve.y[known][0])} to {number(curve.y[known][-1])}")
             if mark is not None:
-                axes.axvline(mark[0], color=stand_in("faint"), lw=1, ls=(0, (3, 2)))
-                keys.append(Key(label=mark[1], color=as_css(stand_in("faint")), dash="--"))
+                axes.axvline(mark[0], color=stand_in("ink"), lw=1, ls=(0, (3, 2)))
+                keys.append(Key(label=mark[1], color=as_css(stand_in("ink")), dash="|"))
             axes.margins(x=0.02)
             if from_zero:
                 axes.set_ylim(bottom=0)

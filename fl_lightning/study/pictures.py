@@ -1,5 +1,6 @@
 """The pictures of a study: lines over its cases, curves over rounds or bytes, average ranks."""
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from fl_lightning.study.statistics import average_ranks, case_means, nemenyi
 from fl_lightning.study.table import by_round, counts_errors, scale_of
 
 _WIDTH, _HEIGHT = 4.6, 3.8
+#: Least space between the labels of two ticks, in pixels.
+_GAP = 3
 _MARKERS = "os^Dv<>Pp*Xh"
 
 
@@ -71,14 +74,14 @@ def _lines(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure 
             style: dict[str, Any] = {"linewidth": 1.3, "label": method, "color": _color(index)}
             if picture.band:
                 half = by_seed.apply(lambda column: half_width(column.dropna().to_numpy())).fillna(0.0)
-                axes.fill_between(mean.index, mean - half, mean + half, color=_color(index), alpha=0.2, linewidth=0)
+                axes.fill_between(mean.index, mean - half, mean + half, color=_color(index), alpha=0.1, linewidth=0)
                 [line] = axes.plot(mean.index, mean, **style)
             else:
                 line = axes.errorbar(mean.index, mean, spread, capsize=2, **style).lines[0]
             line.set(marker=_MARKERS[index % len(_MARKERS)], markersize=4, ls=dash(index))
         _dress(axes, panel, picture, ticks=sorted(set(cases.values())))
         y_labels.append(f"{label}{unit}")
-    return _finish(figure, all_axes, y_labels[:1] if one_unit else y_labels)
+    return _without_overlap(_finish(figure, all_axes, y_labels[:1] if one_unit else y_labels), all_axes)
 
 
 def _curves(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure | None:
@@ -163,6 +166,20 @@ def _finish(figure: Figure, all_axes: list[Axes], y_labels: list[str]) -> Figure
     for axes, y_label in zip(all_axes, y_labels, strict=False):
         axes.set_ylabel(y_label)
     figure.legend(list(entries.values()), list(entries), loc="outside right upper", frameon=False, fontsize="small")
+    return figure
+
+
+def _without_overlap(figure: Figure, all_axes: list[Axes]) -> Figure:
+    """Leave out the labels of ticks that would run into the one to their left."""
+    figure.draw_without_rendering()  # only then it is known where they come to be
+    for axes in all_axes:
+        end = -math.inf
+        for label in axes.get_xticklabels():
+            box = label.get_window_extent()
+            if box.x0 < end + _GAP:
+                label.set_visible(False)
+            else:
+                end = box.x1
     return figure
 
 

@@ -50,6 +50,15 @@ def test_a_picture_takes_on_the_page() -> None:
     assert [key.label for key in first.keys] == ["one", "two", "chosen"]
 
 
+def test_the_mark_looks_like_no_curve() -> None:
+    """The broken gray line of a reference was that of the best round, too."""
+    x = np.arange(4.0)
+    curves = [Curve(label=str(order), x=x, y=x, order=order) for order in range(4 * NUM_SERIES)]
+    keys = Album().curves(curves, title="T", x_label="round", y_label="acc", mark=(2.0, "best round 2")).keys
+    looks = [(COLORS[key.color.removeprefix("var(--").rstrip(")")], key.dash) for key in keys]
+    assert len(set(looks)) == len(keys) == len(curves) + 1
+
+
 def test_pictures_of_nothing_and_of_one_value() -> None:
     album = Album()
     nan = np.full(3, np.nan)

@@ -1,5 +1,6 @@
 """Tables and pictures of a study, from records whose metrics are known."""
 
+import itertools
 import json
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -13,9 +14,11 @@ from study_pool import HerePool, invented
 from fl_lightning import command_line, extras
 from fl_lightning.study.command import main
 from fl_lightning.study.definition import Study
+from fl_lightning.study.pictures import _dress, _panels, _without_overlap
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.report import _shown, write_report
 from fl_lightning.study.runner import Runner, Tally
+from fl_lightning.study.schema import Picture
 from fl_lightning.study.store import Store
 from fl_lightning.study.table import leaderboard, markdown, tidy
 
@@ -100,6 +103,17 @@ def test_report(progress: Progress) -> None:
         assert f"![{name}.png]({name}.png)" in text
         with Image.open(path.with_name(f"{name}.png")) as picture:
             assert min(picture.size) > 100
+
+
+def test_labels_of_ticks_do_not_run_into_each_other() -> None:
+    figure, [axes] = _panels(1, share_y=False)
+    axes.plot([0, 4], [0, 1])
+    _dress(axes, "", Picture(kind="lines"), ticks=[0.0, 0.03, 0.06, 1.0, 2.0, 4.0])
+    _without_overlap(figure, [axes])
+    shown = [label for label in axes.get_xticklabels() if label.get_visible()]
+    assert [label.get_text() for label in shown] == ["0", "1", "2", "4"]
+    boxes = [label.get_window_extent() for label in shown]
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
 
 
 def test_what_was_kept_by_round_is_reported_where_it_begins_and_ends(progress: Progress) -> None:
