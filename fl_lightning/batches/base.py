@@ -50,6 +50,11 @@ class Batch:
     key: Tensor
     num_outputs: Tensor | None = None
 
+    @property
+    def summary_mask(self) -> Tensor:
+        """Examples over which embeddings are averaged to describe the client to others, whatever their role, (C, N)."""
+        return self.example_mask
+
     def tensors(self) -> dict[str, Tensor]:
         """The fields with a leading client dimension, by name: what ``vmap`` maps over."""
         named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

@@ -94,6 +94,11 @@ class PairBatch(GraphBatch, DrawnBatch):
     candidate_mask: Tensor = field(metadata=CANDIDATES)
     relation: Tensor | None = field(default=None, metadata=EXAMPLES)
 
+    @property
+    def summary_mask(self) -> Tensor:
+        """Training pairs alone: which pairs are asked about tells something of the links that are to be found."""
+        return self.train_mask
+
     def masks(self) -> dict[str, Tensor]:
         """Also that of the candidates."""
         return {**super().masks(), "candidates": self.candidate_mask}

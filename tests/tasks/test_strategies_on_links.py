@@ -1,5 +1,6 @@
 """Every strategy on clients that hold links: it learns under both executors, or says why it is not for them."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -7,12 +8,13 @@ import pytest
 import tasks_of_strategies
 from strategies.test_contract import STRATEGIES, every_strategy
 from task_data import link_data
-from tasks_of_strategies import EXPECTED, assert_executors_agree, strategy_of
+from tasks_of_strategies import EXPECTED, SLOW, assert_executors_agree, strategy_of
 from torch.optim import Adam
 
 from fl_lightning import FederatedDataModule, StackedExecutor
 from fl_lightning.models import LinkGCN
 from fl_lightning.relations.topology import Ring
+from fl_lightning.run.callback import Callback
 from fl_lightning.strategies import FedBN, Strategy
 
 #: Those that are for the nodes of a graph, for classes, or for examples that share no nodes.
@@ -56,6 +58,36 @@ def test_its_defaults_run(kind, links, make_trainer) -> None:
     """With nothing set but the data, and the groups where they must be known."""
     result = make_trainer(num_rounds=1).fit(None, links, strategy_of(kind))
     assert 0 <= result["test/auroc"] <= 1
+
+
+class OtherTests(Callback):
+    """Puts nodes with themselves in the place of the pairs that are tested on, and says of links that they are none."""
+
+    needs_data = changes_training = True
+
+    def on_clients(self, trainer: Any, clients: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(map(self.changed, clients))
+
+    def changed(self, client: Any) -> Any:
+        pair_P2, y_N, tested_P = client.pair_P2.clone(), client.y_N.clone(), client.test_mask_N
+        pair_P2[tested_P] = pair_P2[tested_P, :1].expand(-1, 2)
+        y_N[tested_P] = 1 - y_N[tested_P]
+        return dataclasses.replace(client, pair_P2=pair_P2, y_N=y_N)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", learning, ids=lambda kind: kind.__name__)
+def test_training_sees_nothing_of_what_is_tested(kind, links, make_trainer, assert_same) -> None:
+    """With other test pairs, models and the server's state are the same to the bit."""
+    runs = []
+    for callbacks in ([], [OtherTests()]):
+        trainer = make_trainer(num_rounds=2, executor=StackedExecutor(max_padding=0.9), callbacks=callbacks)
+        result = trainer.fit(kind.client_class(net_of(kind), SLOW), links, strategy_of(kind))
+        state = trainer.run.executor.state()
+        seen = (dict(state.parameters), dict(state.extras), trainer.run.strategy.state_dict())
+        runs.append((seen, {n: v for n, v in result.items() if n.startswith(("train/", "val/"))}, result["test/auroc"]))
+    assert_same(*(run[:2] for run in runs))
+    assert runs[0][2] != runs[1][2]
 
 
 @every_strategy
