@@ -149,11 +149,15 @@ class Album(MatrixPictures, GraphPictures):
         x_label: str,
         orders: Sequence[int] = (),
         note: str = "",
+        height: float = 0.0,
     ) -> Picture:
-        """A dot and an interval for each row, relative to zero; unknown intervals are left out."""
+        """A dot and an interval for each row, relative to zero; unknown intervals are left out.
+
+        The picture has ``height`` inches, or if that is 0 as many as its rows need.
+        """
         colors = [series(order) for order in orders or [0] * len(names)]
         with self._drawing():
-            figure, axes = new_axes(0.8 + 0.3 * len(names), left=0.05 + 0.017 * max(map(len, names)))
+            figure, axes = new_axes(height or 0.8 + 0.3 * len(names), left=0.05 + 0.017 * max(map(len, names)))
             position = np.arange(len(names), dtype=np.float64)
             axes.axvline(0, color=stand_in("faint"), lw=1)
             axes.hlines(position, np.where(np.isfinite(low), low, middle), np.where(np.isfinite(high), high, middle))

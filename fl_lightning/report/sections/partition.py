@@ -7,7 +7,7 @@ import numpy as np
 from fl_lightning.report.document import Fact, Section
 from fl_lightning.report.figures import Picture, Table
 from fl_lightning.report.folder import Recorded
-from fl_lightning.report.pictures import Album
+from fl_lightning.report.pictures import Album, bars_height
 from fl_lightning.report.record import Partition, RunRecord
 from fl_lightning.report.sections.learning import SPLITS
 from fl_lightning.report.wording import number
@@ -77,7 +77,8 @@ def _graph_pictures(partition: Partition, names: Sequence[str], album: Album) ->
     if "mean_target" in values:
         mean, std = values["mean_target"], values["std_target"]
         title, x_label = "Targets of the clients", "target, mean and one standard deviation either way"
-        pictures.append(album.intervals(names, mean, mean - std, mean + std, title=title, x_label=x_label))
+        low, high, height = mean - std, mean + std, bars_height(len(names))
+        pictures.append(album.intervals(names, mean, low, high, title=title, x_label=x_label, height=height))
     return pictures
 
 
