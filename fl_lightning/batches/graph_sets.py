@@ -178,7 +178,7 @@ def _rows(value: Tensor, row_M: Tensor) -> Tensor:
     if row_M.dim() == 1:
         return value.index_select(0, row_M)
     first_C1 = torch.arange(len(value), device=value.device).unsqueeze(1) * value.shape[1]
-    return value.flatten(0, 1).index_select(0, (row_M + first_C1).flatten()).unflatten(0, row_M.shape)
+    return value.flatten(0, 1).index_select(0, (row_M + first_C1).flatten()).view(*row_M.shape, *value.shape[2:])
 
 
 class GraphSetCollator(DrawnCollator):
