@@ -246,26 +246,38 @@ def _checked_features(data: Data, name: str) -> Tensor:
     return x_NF
 
 
-def _checked_edges(edge_index_2E: Tensor, num_nodes: int, name: str) -> Tensor:
-    kind = f"{name}: edge_index is {edge_index_2E.dtype} of shape {tuple(edge_index_2E.shape)}; it must hold"
+def checked_edges(edge_index_2E: Any, num_nodes: int, name: str, key: str = "edge_index") -> Tensor:
+    """Return the edges of a graph as int64 (2, E).
+
+    Args:
+        edge_index_2E: The edges.
+        num_nodes: Nodes of the graph.
+        name: What messages call the graph.
+        key: What the graph calls the edges.
+
+    Raises:
+        ValueError: They are no pairs of its nodes.
+    """
+    _check_tensor(edge_index_2E, key, name)
+    kind = f"{name}: {key} is {edge_index_2E.dtype} of shape {tuple(edge_index_2E.shape)}; it must hold"
     if edge_index_2E.dim() != 2 or edge_index_2E.shape[0] != 2:
         raise ValueError(f"{kind} a column (source, target) for each edge, shape (2, num_edges): transpose it?")
     if edge_index_2E.is_floating_point() or edge_index_2E.is_complex() or edge_index_2E.dtype == torch.bool:
-        raise ValueError(f"{kind} numbers of nodes: `data.edge_index = data.edge_index.long()`.")
-    edge_index_2E = edge_index_2E.long()
-    if edge_index_2E.numel() and not 0 <= int(edge_index_2E.min()) <= int(edge_index_2E.max()) < num_nodes:
-        edge = int(((edge_index_2E < 0) | (edge_index_2E >= num_nodes)).any(dim=0).nonzero()[0])
+        raise ValueError(f"{kind} numbers of nodes: `data.{key} = data.{key}.long()`.")
+    edges_2E: Tensor = edge_index_2E.detach().cpu().long()
+    if edges_2E.numel() and not 0 <= int(edges_2E.min()) <= int(edges_2E.max()) < num_nodes:
+        edge = int(((edges_2E < 0) | (edges_2E >= num_nodes)).any(dim=0).nonzero()[0])
         raise ValueError(
-            f"{name}: edge {edge} joins nodes {edge_index_2E[:, edge].tolist()}, but the nodes are 0 to "
-            f"{num_nodes - 1}; correct edge_index, or give x and y of all nodes."
+            f"{name}: edge {edge} joins nodes {edges_2E[:, edge].tolist()}, but the nodes are 0 to "
+            f"{num_nodes - 1}; correct {key}, or give x and y of all nodes."
         )
-    return edge_index_2E
+    return edges_2E
 
 
 def _set_edges(prepared: Data, data: Data, undirected: bool, name: str, warns: bool, may_lack_edges: bool) -> None:
     """Give the prepared graph its edges, without self-loops and duplicates, with weights and attributes."""
     num_nodes = prepared.num_nodes
-    given_2E = _checked_edges(data.edge_index, num_nodes, name)
+    given_2E = checked_edges(data.edge_index, num_nodes, name)
     values = {"edge_weight": checked_weights(data, name), "edge_attr": checked_attributes(data, name)}
     num_loops = int((given_2E[0] == given_2E[1]).sum())
     if num_loops == given_2E.shape[1] and not may_lack_edges:

@@ -205,6 +205,8 @@ def _(client_data: ClientPairs, new: Any, like: Like) -> ClientData:
     sending = ClientGraph(name="new", y_N=torch.full((num_nodes,), -1), **masks, **_edges_of(plain))
     pair_P2 = pairs.long().sort(dim=0).values.t().contiguous()
     y_P = like.targets(graph.get("edge_label"), len(pair_P2))
+    roles = like.roles(y_P, graph.get("train_mask"))
+    _check_hidden(pair_P2[roles["test_mask_N"] & (y_P[:, 0] == 1)], plain)
     without_M2 = pair_P2[y_P[:, 0] == 0]
     return ClientPairs(
         name="new",
@@ -213,7 +215,7 @@ def _(client_data: ClientPairs, new: Any, like: Like) -> ClientData:
         candidate_M2=without_M2 if len(without_M2) else pair_P2[:1],
         relation_P=_relations_of(graph, len(pair_P2), like) if client_data.relation_P is not None else None,
         y_N=y_P,
-        **like.roles(y_P, graph.get("train_mask")),
+        **roles,
     )
 
 
@@ -225,6 +227,20 @@ def _(client_data: ClientExamples, new: Any, like: Like) -> ClientData:
         raise ValueError(f"{NAME} is {_said(new)}: give finite numbers x, a row for each example, or x and y by name")
     y_N = like.targets(given.get("y"), len(x))
     return ClientExamples(name="new", x_NX=x.float(), y_N=y_N, **like.roles(y_N, given.get("train_mask")))
+
+
+def _check_hidden(tested_P2: Tensor, plain: Data) -> None:
+    """Refuse a graph whose edges, along which messages are sent, have links that are tested on."""
+    known_E, tested_P = (
+        pair_2E.amin(dim=0) * (plain.num_nodes or 0) + pair_2E.amax(dim=0)
+        for pair_2E in (plain.edge_index, tested_P2.t())
+    )
+    if bool((seen_P := torch.isin(tested_P, known_E)).any()):
+        raise ValueError(
+            f"{NAME}: {int(seen_P.sum())} links that are tested on (edge_label 1, train_mask false) are edges of the "
+            f"graph, such as {tuple(tested_P2[seen_P][0].tolist())}: take them out of edge_index, as messages are sent "
+            "along its edges"
+        )
 
 
 def _relations_of(graph: Data, num_pairs: int, like: Like) -> Tensor:

@@ -6,7 +6,7 @@ from torch_geometric.data import Data
 
 from fl_lightning.data import Preparation, prepare_graph
 from fl_lightning.data.adjacency import adjacency_matrix, clustering_coefficient
-from fl_lightning.data.preparation import Dropped, _checked_copy, _checked_edges, dropped
+from fl_lightning.data.preparation import Dropped, _checked_copy, checked_edges, dropped
 
 RAW = Preparation(normalize_features=False, largest_component=False, undirected=False)
 
@@ -163,5 +163,5 @@ def test_checks_cost_little_on_a_graph_of_the_size_of_arxiv():
     graph = Data(x=torch.randn(169_343, 128, generator=draw), edge_index=edges, y=torch.arange(169_343) % 40)
     start = time.process_time()
     _checked_copy(graph, "G")
-    _checked_edges(edges, 169_343, "G")
+    checked_edges(edges, 169_343, "G")
     assert time.process_time() - start < 0.5

@@ -122,6 +122,20 @@ def test_links(make_trainer, tmp_path) -> None:
         run.predict(Data(x=data.graph.x_NF, edge_index=data.graph.edge_index_2E))
 
 
+def test_links_that_are_tested_on_must_not_be_edges(make_trainer, tmp_path) -> None:
+    run = loaded(make_trainer, task_data.link_data(tmp_path))
+    data = run.data(run.names[0])
+    new = Data(x=data.graph.x_NF, edge_index=data.graph.edge_index_2E, edge_label_index=data.pair_P2.t())
+    new.edge_label, new.train_mask = data.y_N[:, 0], data.train_mask_N
+    assert run.predict(new, num_finetune_epochs=1).shape == (data.size, 1)
+    tested = data.pair_P2[data.test_mask_N & (data.y_N[:, 0] == 1)]
+    new.edge_index = torch.cat([new.edge_index, tested[:2].flip(1).t()], dim=1)
+    with pytest.raises(
+        ValueError, match=rf"2 links that are tested on .* are edges of the graph, such as \({tested[0, 0]}"
+    ):
+        run.predict(new, num_finetune_epochs=1)
+
+
 def test_links_of_several_relations(make_trainer, tmp_path) -> None:
     source = fl.data.InMemorySource(task_data.relational_graph())
     run = loaded(make_trainer, task_data.link_data(tmp_path, source=source))

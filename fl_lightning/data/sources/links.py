@@ -31,7 +31,7 @@ from fl_lightning.data.partition.partitioners import Partitioner
 from fl_lightning.data.partition.record import PartitionRecord
 from fl_lightning.data.partition.subgraphs import client_graphs
 from fl_lightning.data.partition.table import PartitionTable
-from fl_lightning.data.preparation import Preparation, dropped, prepare_graph
+from fl_lightning.data.preparation import Preparation, checked_edges, dropped, prepare_graph
 from fl_lightning.data.settings import check_size
 from fl_lightning.data.sources.array_file import one_line
 from fl_lightning.data.sources.base import GraphSource, Source
@@ -54,7 +54,9 @@ class Links(Source):
     A graph needs no labels. It may have ``edge_time``, a number for each edge, by which links are ordered for
     ``ChronologicalSplit``; ``val_edge_index`` and ``test_edge_index`` (2, any number), for ``GivenSplit``: the other
     edges train; and ``edge_type``, the number of each edge's relation, which the decoder ``distmult`` of
-    :class:`~fl_lightning.models.LinkGCN` tells apart.
+    :class:`~fl_lightning.models.LinkGCN` tells apart. What edges carry is then of ``edge_index``, ``val_edge_index``
+    and ``test_edge_index``, one after another. An edge that is named several times, in whichever direction, is tested
+    on if it is among the tested ones, validated on if among those, and trained on otherwise.
 
     Args:
         source: The graph.
@@ -161,10 +163,7 @@ class Links(Source):
     def _graph(self, asked: Asked) -> tuple[Data, Data]:
         """The raw graph and the prepared one."""
         raw = self.source.load(asked.root, asked.cache_dir).clone()
-        given = {name: raw.get(f"{name}_edge_index") for name in ("val", "test")}
-        for edges in given.values():
-            if edges is not None:  # a graph may be saved without the edges that are to be predicted
-                raw.edge_index = torch.cat([raw.edge_index, edges], dim=1)
+        given = _add_given(raw, str(self))
         if raw.get("y") is None:
             raw.y = torch.zeros(raw.num_nodes, dtype=torch.int64)
         prepared = prepare_graph(raw, self.source.what_is_left, str(self), warns=not self.source.benchmark)
@@ -174,12 +173,10 @@ class Links(Source):
             prepared.link_time = _first_times(raw, time_E, code_U, str(self))
         if (type_E := raw.get("edge_type")) is not None:
             prepared.link_relation = _relations(raw, type_E, code_U, str(self))
-        if any(edges is not None for edges in given.values()):
-            role_U = torch.full((len(code_U),), Role.TRAIN, dtype=torch.int8)
-            for role, edges in ((Role.VAL, given["val"]), (Role.TEST, given["test"])):
-                if edges is not None:
-                    role_U[torch.isin(code_U, _codes(edges.t(), number))] = role
-            prepared.link_role = role_U
+        if given:
+            prepared.link_role = torch.full((len(code_U),), Role.TRAIN, dtype=torch.int8)
+            for role, edges in given.items():
+                prepared.link_role[torch.isin(code_U, _codes(edges.t(), number))] = role
         return raw, prepared
 
     def prepare(self, asked: Asked) -> CutGraph:
@@ -264,6 +261,22 @@ class Links(Source):
         return PartitionTable.from_links(
             allocation.clients, edges_lost=allocation.edges_lost, dropped=allocation.dropped
         )
+
+
+def _add_given(raw: Data, name: str) -> dict[Role, Tensor]:
+    """Make the edges that a graph names for validation and test edges of it, and return them, int64 (2, E)."""
+    number, given, keys = raw.edge_index.shape[1], dict[Role, Tensor](), list[str]()
+    for role in (Role.VAL, Role.TEST):
+        key = f"{role.name.lower()}_edge_index"
+        if raw.get(key) is not None:
+            given[role] = checked_edges(raw[key], raw.num_nodes or 0, name, key)
+            raw.edge_index = torch.cat([raw.edge_index, given[role]], dim=1)
+            keys.append(key)
+    for carried in ("edge_weight", "edge_attr", "edge_time", "edge_type"):
+        value = raw.get(carried)
+        if isinstance(value, Tensor) and len(value) == number < raw.edge_index.shape[1]:
+            raise ValueError(f"{name}: {carried} is of edge_index alone: append that of {' and '.join(keys)} to it")
+    return given
 
 
 def _codes(pair_P2: Tensor, num_nodes: int) -> Tensor:

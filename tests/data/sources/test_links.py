@@ -129,6 +129,49 @@ def test_given_roles_of_edges_that_the_graph_is_saved_without(tmp_path) -> None:
             assert mine <= {tuple(sorted(each)) for each in edges.t().tolist()}
 
 
+def test_given_edges_in_both_directions_twice_and_in_other_roles(tmp_path) -> None:
+    """Tested edges that are named as training edges, too, and backward, are not trained on."""
+    graph = link_graph()
+    pairs = torch.unique(graph.edge_index.sort(dim=0).values, dim=1)
+    pairs = pairs[:, pairs[0] != pairs[1]]
+    role = torch.arange(pairs.shape[1]) % 10
+    train, val, test = pairs[:, role > 3], pairs[:, role <= 1], pairs[:, (role > 1) & (role <= 3)]
+    graph.edge_index = torch.cat([train, train.flip(0), test[:, :9], val.flip(0)], dim=1)
+    graph.val_edge_index = torch.cat([val, val.flip(0), test[:, :3], torch.tensor([[4], [4]])], dim=1)
+    graph.test_edge_index = torch.cat([test.flip(0), test, test], dim=1)
+    data = link_data(tmp_path, RandomPartitioner(2), source=InMemorySource(graph), splitter=GivenSplit())
+    check_no_leak(data)
+    for name, edges in (("val", val), ("test", test)):
+        masks = [getattr(client, f"{name}_mask_N") & (client.y_N[:, 0] > 0.5) for client in data.clients]
+        scored = [
+            codes(client.pair_P2[mask], client.graph.node_idx_N)
+            for client, mask in zip(data.clients, masks, strict=True)
+        ]
+        assert all(each and each <= {tuple(pair) for pair in edges.t().tolist()} for each in scored)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"val_edge_index": torch.zeros(7, 2, dtype=torch.int64)}, r"val_edge_index is torch.int64 of shape \(7, 2\)"),
+        (
+            {"test_edge_index": torch.zeros(2, 7)},
+            "test_edge_index is torch.float32 .* numbers of nodes: `data.test",
+        ),
+        ({"test_edge_index": torch.tensor([[0], [90]])}, r"edge 0 joins nodes \[0, 90\].* correct test_edge_index"),
+        ({"val_edge_index": [[0], [1]]}, "val_edge_index is a list; give a tensor"),
+        (
+            {"edge_weight": torch.ones(link_graph().num_edges)},
+            "edge_weight is of edge_index alone: append that of val_edge_index to it",
+        ),
+    ],
+)
+def test_wrong_given_edges_are_named(given, message, tmp_path) -> None:
+    graph = link_graph().update({"val_edge_index": torch.tensor([[0], [1]]), **given})
+    with pytest.raises(ValueError, match=message):
+        link_data(tmp_path, source=InMemorySource(graph), splitter=GivenSplit())
+
+
 def test_links_without_a_role_are_no_negatives(tmp_path) -> None:
     data = link_data(tmp_path, splitter=ScarceSplit(ClientSplit(0.8, 0.1), clients=1.0, keep=0.4))
     check_no_leak(data)
