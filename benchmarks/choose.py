@@ -45,6 +45,7 @@ BUDGETS = {10: 1, 20: 3}
 SLOWEST_FIRST = ("PFedMe", "TwinScaffold", "SheafRidge", "Ditto", "SCAFFOLD", "Local", "FedAvg", "FedPer", "FedOpt")
 #: What one would do without choosing.
 ALWAYS = ("FedAvg", "SCAFFOLD", "FedOpt")
+RANDOM = "random"
 
 Settings = dict[str, Any]
 
@@ -269,49 +270,59 @@ def distances(reference: Mapping[str, Any]) -> dict[str, float]:
 def page(found: Mapping[str, Any]) -> str:
     """The page of results."""
     rows, rest = [], []
-    columns: dict[str, list[float]] = {}
+    columns: dict[str, list[float]] = {each: [] for each in (*map(str, BUDGETS), *ALWAYS, RANDOM)}
+    always: dict[str, list[float]] = {}
     for name, content in found.items():
         behind = distances(content["reference"])
         missing = [method for method in methods_of(CASES[name]) if method not in behind]
-        if missing or not content["choices"]:
-            rest.append(f"{name} ({', '.join(missing) or 'the choice'} missing)")
+        missing += [f"choice for {budget} runs" for budget in BUDGETS if not _method(content, budget)]
+        if missing:
+            rest.append(f"{name} ({', '.join(missing)} missing)")
             continue
         best = min(behind, key=lambda method: behind[method])
-        cells = [name, f"{best} {_accuracy(content['reference'][best])}"]
-        for budget in map(str, BUDGETS):
-            choice = content["choices"][budget]
-            if choice["error"]:
-                cells.append("none")
-                continue
-            columns.setdefault(budget, []).append(behind[choice["method"]])
-            cells.append(f"{choice['method']} {behind[choice['method']]:.1f}")
-        for method in ALWAYS:
-            columns.setdefault(method, []).append(behind[method])
-            cells.append(f"{behind[method]:.1f}")
-        columns.setdefault("random", []).append(statistics.fmean(behind.values()))
-        rows.append([*cells, f"{columns['random'][-1]:.1f}"])
-    head = ["case", "best method", *(f"choice for {budget} runs" for budget in BUDGETS)]
-    head += [*(f"always {method}" for method in ALWAYS), "at random"]
+        chosen = {str(budget): _method(content, budget) for budget in BUDGETS}
+        row = {each: behind[method] for each, method in chosen.items()} | {each: behind[each] for each in ALWAYS}
+        row[RANDOM] = statistics.fmean(behind.values())
+        for each, value in row.items():
+            columns[each].append(value)
+        for method, value in behind.items():
+            always.setdefault(method, []).append(value)
+        cells = [f"{chosen[each]} {value:.1f}" if each in chosen else f"{value:.1f}" for each, value in row.items()]
+        rows.append([name, f"{best} {_accuracy(content['reference'][best])}", *cells])
+    number = len(rows)
     for word, function in (("mean", statistics.fmean), ("largest", max)):
-        rows.append([f"**{word}**", "", *(f"**{function(values):.1f}**" for values in columns.values())])
+        rows.append([f"**{word}**", "", *(f"**{function(values):.1f}**" for values in columns.values() if values)])
+    head = ["case", "best method", *(f"choice for {budget} runs" for budget in BUDGETS)]
+    others = sorted((statistics.fmean(values), method) for method, values in always.items())
     lines = [
         "# How far the choice is from the best method",
         "",
-        f"Of {len(rows) - 2} cases: by how many points of test accuracy a method is behind the best candidate at "
+        f"Of {number} cases: by how many points of test accuracy a method is behind the best candidate at "
         f"convergence, mean over seeds {' and '.join(map(str, SEEDS))}, which chose nothing. `fl-train choose` tries "
         f"its default candidates for the cost of so many runs, each of {CASES['Cora-10'].num_rounds} rounds "
         f"({CASES['FL60'].num_rounds} where clients hold examples): {_budgets()}. At random: the mean over candidates. "
         "`python benchmarks/choose.py run` and `render` make this page.",
         "",
-        _row(head),
-        "|---" * len(head) + "|",
+        _row([*head, *(f"always {method}" for method in ALWAYS), "at random"]),
+        _row(["---"] * (len(head) + len(ALWAYS) + 1)),
         *map(_row, rows),
+        "",
+        "Always the same method, over the cases that it fits:",
+        "",
+        _row(["method", "cases", "mean", "largest"]),
+        _row(["---"] * 4),
+        *(_row([each, str(len(always[each])), f"{mean:.1f}", f"{max(always[each]):.1f}"]) for mean, each in others),
         "",
         *_facts(found),
     ]
     if rest:
         lines += ["", f"Not complete, and left out: {'; '.join(rest)}."]
     return "\n".join(lines) + "\n"
+
+
+def _method(content: Mapping[str, Any], budget: int) -> str:
+    """What was chosen; empty if nothing was."""
+    return str(content["choices"].get(str(budget), {}).get("method", ""))
 
 
 def _budgets() -> str:
@@ -323,11 +334,7 @@ def _budgets() -> str:
 def _facts(found: Mapping[str, Any]) -> Iterator[str]:
     """Costs, and what of the reference is not finished or from another study."""
     for budget in map(str, BUDGETS):
-        done = [
-            each["choices"][budget]
-            for each in found.values()
-            if each["choices"] and not each["choices"][budget]["error"]
-        ]
+        done = [each["choices"][budget] for each in found.values() if each["choices"].get(budget, {}).get("method")]
         if done:
             taken = [each["taken"] for each in done]
             yield (
@@ -339,7 +346,7 @@ def _facts(found: Mapping[str, Any]) -> Iterator[str]:
     rising = sum("still_rising" in run["marks"] for run in runs)
     yield (
         f"- The reference: {len(runs)} runs, {sum(run['of_twin'] for run in runs)} of them from "
-        f"[another study](twin-scaffold.md); {rising} were still rising at their end."
+        f"`studies/twin.yaml`; {rising} were still rising at their end."
     )
 
 

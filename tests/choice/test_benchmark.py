@@ -43,4 +43,5 @@ def test_the_page(benchmark: Any) -> None:
     text = benchmark.page(found)
     assert "| Cora-10 | SCAFFOLD 80.0 | FedAvg 5.0 | SCAFFOLD 0.0 | 5.0 | 0.0 | 10.0 | 8.3 |" in text
     assert "| **largest** |  | **5.0** | **0.0** | **5.0** | **0.0** | **10.0** | **8.3** |" in text
+    assert "| SCAFFOLD | 1 | 0.0 | 0.0 |" in text
     assert "Not complete, and left out: Cora-20 (PFedMe, " in text
