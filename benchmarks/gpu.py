@@ -146,6 +146,8 @@ class Replayed:
 def table(result: dict[str, Any]) -> str:
     """The metrics as markdown."""
     lines = [
+        "# Rounds on a GPU",
+        "",
         f"`python benchmarks/gpu.py` on one {result['gpu']}, torch {result['torch']}, beside {result['threads']} "
         "threads of its machine's processors: milliseconds a round.",
         "",
