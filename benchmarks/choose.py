@@ -41,10 +41,12 @@ SEEDS = (100, 101)
 CHOICE_SEED = 200
 #: Budgets in runs, and how many seeds of the finalists they have.
 BUDGETS = {10: 1, 20: 3}
-#: The default candidates of ``fl-train choose`` without the ceiling; those that take longest, first.
-SLOWEST_FIRST = ("PFedMe", "TwinScaffold", "SheafRidge", "Ditto", "SCAFFOLD", "Local", "FedAvg", "FedPer", "FedOpt")
+#: The default candidates of ``fl-train choose`` without the ceiling.
+METHODS = ("SCAFFOLD", "FedAvg", "FedOpt", "TwinScaffold", "SheafRidge", "Ditto", "FedPer", "Local", "PFedMe")
 #: What one would do without choosing.
 ALWAYS = ("FedAvg", "SCAFFOLD", "FedOpt")
+#: Methods whose runs come last: the reference of a case may lack them, unless they were chosen, and then says so.
+WEAK = ("FedPer", "Local", "PFedMe")
 RANDOM = "random"
 
 Settings = dict[str, Any]
@@ -90,7 +92,7 @@ def _words(settings: Settings) -> list[str]:
 
 def methods_of(case: Case) -> list[str]:
     """The methods of its reference."""
-    return [name for name in SLOWEST_FIRST if name not in case.without]
+    return [name for name in METHODS if name not in case.without]
 
 
 def arguments_of(name: str, method: str, seed: int) -> list[str]:
@@ -117,53 +119,47 @@ def train(name: str, method: str, seed: int, path: Path) -> str:
     from fl_lightning.study.worker import train as trained
 
     found = trained([*arguments_of(name, method, seed), "--trainer.logger=false"], path.parent / "scratch")
-    kept = ("error", "result", "marks", "num_rounds", "seconds", "cpu_seconds", "partition")
+    kept = ("error", "result", "marks", "num_rounds", "cpu_seconds", "partition")
     return _write(path, {key: found[key] for key in kept if key in found})
 
 
-def choose(name: str, path: Path) -> str:
-    """Choose with every budget, one after another in the same folder, and write what was found."""
+def choose(name: str, budget: int, path: Path) -> str:
+    """Choose for so many runs, in the folder of all budgets of the case, and write what was found."""
     from fl_lightning.choice.asking import answer_of
     from fl_lightning.choice.candidates import WrongChoice
     from fl_lightning.choice.preparation import Asked
 
     case = CASES[name]
-    found: dict[str, Any] = {}
     settings = {
         **case.settings,
         "trainer.num_rounds": case.num_rounds,
         "trainer.accelerator": "cpu",
         "seed_everything": CHOICE_SEED,
     }
-    for budget, seeds in BUDGETS.items():
-        asked = Asked(
-            config=[case.config],
-            overrides=_words(settings),
-            budget=f"{budget}runs",
-            seeds=seeds,
-            processes=1,
-            folder=path.parent / "search",
-        )
-        start = time.perf_counter()
-        try:
-            answer = answer_of(asked, functools.partial(print, f"{name}:", flush=True))
-        except WrongChoice as error:
-            found[str(budget)] = {"error": str(error)}
-            continue
-        found[str(budget)] = {
-            "error": "",
-            "method": answer.method,
-            "settings": answer.settings,
-            "sentence": answer.sentence,
-            "notes": answer.notes,
-            "taken": answer.found.taken / case.num_rounds,
-            "seconds": round(time.perf_counter() - start, 1),
-            "left_out": answer.found.left_out,
-            "finalists": {
-                each.method: {"val": list(each.val.values()), "test": list(each.test.values())}
-                for each in answer.standings
-            },
-        }
+    asked = Asked(
+        config=[case.config],
+        overrides=_words(settings),
+        budget=f"{budget}runs",
+        seeds=BUDGETS[budget],
+        processes=1,
+        folder=path.parent / "search",
+    )
+    try:
+        answer = answer_of(asked, functools.partial(print, f"{name}:", flush=True))
+    except WrongChoice as error:
+        return _write(path, {"error": str(error)})
+    found = {
+        "error": "",
+        "method": answer.method,
+        "settings": answer.settings,
+        "sentence": answer.sentence,
+        "notes": answer.notes,
+        "taken": answer.found.taken / case.num_rounds,
+        "left_out": answer.found.left_out,
+        "finalists": {
+            each.method: {"val": list(each.val.values()), "test": list(each.test.values())} for each in answer.standings
+        },
+    }
     return _write(path, found)
 
 
@@ -189,13 +185,14 @@ def twin() -> dict[tuple[str, str, int], Any]:
 
 
 def tasks(folder: Path, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """What is missing: the choices, then the reference with its first seed and with its second."""
+    """What is missing, what matters most first: the choices, then the reference with its first seed and its second."""
     known = twin()
-    for name in names:
-        if not (path := folder / _slug(name) / "choice.json").exists():
-            yield choose, name, path
+    for budget in BUDGETS:
+        for name in names:
+            if not (path := folder / _slug(name) / f"choice-{budget}.json").exists():
+                yield choose, name, budget, path
     for seed in SEEDS:
-        for method in SLOWEST_FIRST:
+        for method in METHODS:
             for name in names:
                 path = folder / _slug(name) / f"{method}-{seed}.json"
                 if method in methods_of(CASES[name]) and (name, method, seed) not in known and not path.exists():
@@ -241,7 +238,8 @@ def collected(folder: Path) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name, case in CASES.items():
         at = folder / _slug(name)
-        choices = json.loads(path.read_text()) if (path := at / "choice.json").exists() else {}
+        files = {str(budget): at / f"choice-{budget}.json" for budget in BUDGETS}
+        choices = {budget: json.loads(file.read_text()) for budget, file in files.items() if file.exists()}
         reference: dict[str, Any] = {}
         for method in methods_of(case):
             for seed in SEEDS:
@@ -258,29 +256,35 @@ def collected(folder: Path) -> dict[str, Any]:
     return result
 
 
-def distances(reference: Mapping[str, Any]) -> dict[str, float]:
-    """Points by which each method is behind the best one, mean over the seeds that all methods have."""
-    seeds = set.intersection(*(set(runs) for runs in reference.values())) if reference else set()
+def distances(reference: Mapping[str, Any], needed: Sequence[str]) -> dict[str, float]:
+    """Points by which each method is behind the best one, mean over the seeds that all needed methods have.
+
+    Returns:
+        Those of the methods that have these seeds; nothing if there is no such seed.
+    """
+    seeds = set.intersection(*(set(reference.get(name, {})) for name in needed))
     if not seeds:
         return {}
-    mean = {name: 100 * statistics.fmean(runs[seed]["acc"] for seed in seeds) for name, runs in reference.items()}
+    whole = {name: runs for name, runs in reference.items() if seeds <= set(runs)}
+    mean = {name: 100 * statistics.fmean(runs[seed]["acc"] for seed in seeds) for name, runs in whole.items()}
     return {name: max(mean.values()) - value for name, value in mean.items()}
 
 
 def page(found: Mapping[str, Any]) -> str:
     """The page of results."""
-    rows, rest = [], []
+    rows, rest, absent = [], [], []
     columns: dict[str, list[float]] = {each: [] for each in (*map(str, BUDGETS), *ALWAYS, RANDOM)}
     always: dict[str, list[float]] = {}
     for name, content in found.items():
-        behind = distances(content["reference"])
-        missing = [method for method in methods_of(CASES[name]) if method not in behind]
-        missing += [f"choice for {budget} runs" for budget in BUDGETS if not _method(content, budget)]
-        if missing:
-            rest.append(f"{name} ({', '.join(missing)} missing)")
-            continue
-        best = min(behind, key=lambda method: behind[method])
         chosen = {str(budget): _method(content, budget) for budget in BUDGETS}
+        needed = [each for each in methods_of(CASES[name]) if each not in WEAK or each in chosen.values()]
+        behind = distances(content["reference"], needed)
+        if not behind or not all(chosen.values()):
+            rest.append(name)
+            continue
+        if missing := [each for each in methods_of(CASES[name]) if each not in behind]:
+            absent.append(f"{name}: {', '.join(missing)}")
+        best = min(behind, key=lambda method: behind[method])
         row = {each: behind[method] for each, method in chosen.items()} | {each: behind[each] for each in ALWAYS}
         row[RANDOM] = statistics.fmean(behind.values())
         for each, value in row.items():
@@ -307,7 +311,7 @@ def page(found: Mapping[str, Any]) -> str:
         _row(["---"] * (len(head) + len(ALWAYS) + 1)),
         *map(_row, rows),
         "",
-        "Always the same method, over the cases that it fits:",
+        "Always the same method, over the cases in which the reference has it:",
         "",
         _row(["method", "cases", "mean", "largest"]),
         _row(["---"] * 4),
@@ -315,8 +319,10 @@ def page(found: Mapping[str, Any]) -> str:
         "",
         *_facts(found),
     ]
+    if absent:
+        lines += [f"- Not in the reference: {'; '.join(absent)}."]
     if rest:
-        lines += ["", f"Not complete, and left out: {'; '.join(rest)}."]
+        lines += [f"- Left out, since a choice or the reference is missing: {'; '.join(rest)}."]
     return "\n".join(lines) + "\n"
 
 
@@ -337,11 +343,7 @@ def _facts(found: Mapping[str, Any]) -> Iterator[str]:
         done = [each["choices"][budget] for each in found.values() if each["choices"].get(budget, {}).get("method")]
         if done:
             taken = [each["taken"] for each in done]
-            yield (
-                f"- The budget of {budget} runs: {min(taken):.1f} to {max(taken):.1f} were trained, in "
-                f"{statistics.median(each['seconds'] for each in done):.0f} s (median) on one core"
-                f"{' beyond those of the smaller budget' if budget != str(min(BUDGETS)) else ''}."
-            )
+            yield f"- The budget of {budget} runs: {min(taken):.1f} to {max(taken):.1f} were trained."
     runs = [run for each in found.values() for by_seed in each["reference"].values() for run in by_seed.values()]
     rising = sum("still_rising" in run["marks"] for run in runs)
     yield (

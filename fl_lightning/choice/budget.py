@@ -41,7 +41,7 @@ class Meter(Protocol):
         ...
 
     def begin(self, key: str, expected: float) -> None:
-        """A run is begun, which is expected to take so much."""
+        """A run is begun, which is expected to take so much; those that differ in their length have the same key."""
         ...
 
     def end(self, key: str, record: Mapping[str, Any]) -> Cost | None:
@@ -106,6 +106,8 @@ class Clock:
 class Work:
     """Rounds that are trained, of whichever method; those of runs that were there before count, too.
 
+    What a setting has been trained for counts once, even if its state was lost and it was trained again.
+
     Args:
         runs: The budget in runs of the configuration.
         num_rounds: Of such a run.
@@ -117,21 +119,24 @@ class Work:
     def __init__(self, runs: float, num_rounds: int) -> None:
         self.limit, self.num_rounds = runs * num_rounds, num_rounds
         self._rounds: dict[str, float] = {}
+        self._begun: dict[str, float] = {}
 
     @property
     def taken(self) -> float:
         """Rounds that were trained, and those that are being trained."""
-        return sum(self._rounds.values())
+        return sum(self._rounds.values()) + sum(self._begun.values())
 
     def begin(self, key: str, expected: float) -> None:
         """Count the rounds beforehand, so that other processes leave them alone."""
-        self._rounds[key] = expected
+        self._begun[key] = expected
 
     def end(self, key: str, record: Mapping[str, Any]) -> Cost | None:
         """Count the rounds; every method's cost the same."""
-        spent = record.get("spent")
-        self._rounds[key] = spent["num_rounds"] - record.get("resumed", 0) if spent else 0
-        return self.known if spent else None
+        self._begun.pop(key, None)
+        if not (spent := record.get("spent")):
+            return None
+        self._rounds[key] = max(self._rounds.get(key, 0.0), spent["num_rounds"])
+        return self.known
 
     def shared_by(self, processes: int) -> int:
         """As if by one: rounds at the same time are no fewer."""

@@ -340,7 +340,7 @@ class Search:
         while True:
             while todo and self.pool.num_idle and self.meter.taken + self._estimate(todo[0]) <= until:
                 run = todo.popleft()
-                self.meter.begin(run.key, self._estimate(run))
+                self.meter.begin(run.lineage, self._estimate(run))
                 self.pool.submit(run, "train", *self._task(run))
             if not self.pool.num_busy:
                 return
@@ -377,7 +377,7 @@ class Search:
 
     def _learn(self, run: StudyRun, record: Mapping[str, Any]) -> None:
         """What a method takes, by its newest run."""
-        if (cost := self.meter.end(run.key, record)) is not None:
+        if (cost := self.meter.end(run.lineage, record)) is not None:
             self.costs[run.method] = cost
 
     def _estimate(self, run: StudyRun) -> float:

@@ -1,11 +1,13 @@
 """Which of the finalists is taken, and the sentence with its evidence.
 
 Validation on seeds that took no part in the search decides: of the methods that cannot be told apart from the best one
-(paired t-test over seeds, 95 %) the simplest is taken. Test metrics are the evidence, and decide nothing.
+(paired t-test over seeds, 95 %) the simplest is taken. What has a lower mean than a method that can be told apart is
+out, too: its scatter alone does not make it as good. Test metrics are the evidence, and decide nothing.
 
 Shape legend: S seeds.
 """
 
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -148,9 +150,10 @@ def decide(standings: Sequence[Standing], metric: str, *, less_is_better: bool, 
     if not rivals:
         raise ValueError("no method has a result")
     words = _Words(metric, less_is_better)
-    best = max(rivals, key=lambda each: _mean(list(each.val.values())))
-    tied = [each for each in rivals if each is best or not _is_below(each, best)]
-    chosen = tied[0]
+    ranked = sorted(rivals, key=lambda each: -_mean(list(each.val.values())))
+    best = ranked[0]
+    tied = list(itertools.takewhile(lambda each: each is best or not _is_below(each, best), ranked))
+    chosen = next(each for each in rivals if each in tied)
     named = {each.method: each for each in rivals}
     local, common = named.get(FLOOR), named.get(COMMON)
     if len(rivals) == 1:
@@ -200,7 +203,9 @@ def _notes(
 ) -> list[str]:
     notes = []
     if (seeds := len(chosen.val)) < FEWEST_SEEDS:
-        notes.append(f"There was time for {_counted(seeds)} alone, which tells nothing apart: give a larger --budget.")
+        notes.append(
+            f"With {_counted(seeds)} alone nothing can be told apart: give a larger --budget, or more --seeds."
+        )
     if best is not chosen and (gap := difference(best.val, chosen.val)).mean > 0:
         notes.append(
             f"On validation {words.than(best.method, chosen.method, gap)}: that is no difference that can be seen, and "

@@ -101,7 +101,7 @@ def test_too_few_seeds_tell_nothing_apart() -> None:
     result = verdict(standing("Local", [0.5]), standing("FedAvg", [0.7]), standing("Ditto", [0.8]))
     assert result.method == "Ditto"
     assert result.sentence == "Ditto: 10.0 points above FedAvg, one seed, the same bytes"
-    assert result.notes == ["There was time for one seed alone, which tells nothing apart: give a larger --budget."]
+    assert result.notes == ["With one seed alone nothing can be told apart: give a larger --budget, or more --seeds."]
 
 
 def test_a_method_alone() -> None:
@@ -118,3 +118,11 @@ def test_intervals() -> None:
     )
     assert not interval.is_clear or interval.low > 0
     assert math.isnan(Interval.of([1.0, 2.0]).low)
+
+
+def test_scatter_does_not_make_a_worse_method_as_good() -> None:
+    """FedAvg scatters so much that it cannot be told apart, but is below Local, which can."""
+    val = {"Local": [0.84, 0.82, 0.83], "FedAvg": [0.66, 0.65, 0.78], "TwinScaffold": [0.86, 0.85, 0.86]}
+    result = verdict(*(standing(name, values) for name, values in val.items()))
+    assert result.method == "TwinScaffold"
+    assert verdict(standing("FedAvg", val["FedAvg"]), standing("TwinScaffold", val["TwinScaffold"])).method == "FedAvg"
