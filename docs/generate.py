@@ -72,6 +72,8 @@ def all_pages(docs: Path) -> None:
     (target / "tables.md").write_text(tables_page(tables))
     for report in sorted((ROOT / "studies" / "results").glob("*/report.md")):
         write_sections(report, target / "sections" / report.parent.name)
+    for each in sorted((docs / "results").glob("*.md")):
+        write_missing_sections(each, target / "sections")
 
 
 def concrete(base: type) -> list[type]:
@@ -219,6 +221,14 @@ def write_sections(report: Path, folder: Path) -> None:
     for section in re.split(r"^## ", report.read_text(), flags=re.MULTILINE)[1:]:
         title, _, body = section.partition("\n")
         (folder / f"{'-'.join(re.findall('[a-z0-9]+', title.lower()))}.md").write_text(body)
+
+
+def write_missing_sections(page: Path, folder: Path) -> None:
+    """What a page includes of studies that have no report yet: a sentence that says so."""
+    for name, section in re.findall(r"generated/sections/(\w+)/([\w-]+\.md)", page.read_text()):
+        if not (ROOT / "studies" / "results" / name / "report.md").exists():
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            (folder / name / section).write_text(f"Nothing of `studies/{name}.yaml` has been reported yet.\n")
 
 
 def results() -> Iterable[Path]:

@@ -16,6 +16,7 @@ _STUDIES = {
         f"{paper}_printed": ("As printed", "reproduction")
         for paper in ("fedsheafhn", "fedaux", "panacea", "sheaf_fmtl")
     },
+    "leaderboard_graphs": ("Leaderboard of graphs", "leaderboard-graphs"),
     "panacea": ("Panacea's tasks", "panacea-tasks"),
     "twin": ("TwinScaffold and its parts", "twin-scaffold"),
 }

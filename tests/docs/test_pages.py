@@ -175,6 +175,22 @@ def test_sections_of_a_report_are_files(tmp_path: Path, monkeypatch: pytest.Monk
     }
 
 
+def test_a_section_of_a_study_without_a_report_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import generate
+
+    monkeypatch.setattr(generate, "ROOT", tmp_path)
+    (tmp_path / "studies" / "results" / "done").mkdir(parents=True)
+    (tmp_path / "studies" / "results" / "done" / "report.md").touch()
+    page = tmp_path / "page.md"
+    page.write_text("../generated/sections/new/test-metrics.md\n../generated/sections/done/test-metrics.md\n")
+    generate.write_missing_sections(page, tmp_path)
+    assert (
+        tmp_path / "new" / "test-metrics.md"
+    ).read_text() == "Nothing of `studies/new.yaml` has been reported yet.\n"
+    assert not (tmp_path / "done").exists()
+
+
 def tables(text: str) -> list[list[dict[str, str]]]:
     """The tables of a Markdown text, in order: rows by the names of their columns."""
     actual = []
