@@ -19,6 +19,7 @@ from fl_lightning.study.store import Store
 from fl_lightning.study.table import (
     by_round,
     counts_errors,
+    further_metrics,
     leaderboard,
     markdown,
     near_the_end,
@@ -45,6 +46,8 @@ def write_report(progress: Progress, table: pd.DataFrame) -> Path:
         parts += ["## Room for methods", text]
     if study.distances:
         parts += ["## Distance to the best", distances(ranked, study.baselines[0])]
+    if further := [f"{words}\n\n{_markdown(board)}" for words, board in further_metrics(progress, table)]:
+        parts += ["## Further test metrics", *further]
     if (near := near_the_end(table, study)) is not None:
         parts += ["## Rounds to 95 % of the final validation score", _NEAR, _markdown(near)]
     if study.traffic is not None:

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from rich.table import Table
 
+from fl_lightning.direction import direction_of
 from fl_lightning.run.curve import AT_EDGE
 from fl_lightning.run.folder import whole_file
 from fl_lightning.study.definition import Study
@@ -28,7 +29,8 @@ def tidy(progress: Progress) -> pd.DataFrame:
     ``test_worst`` are over clients. ``trained_val``, ``trained_test`` and the like are of other models of the run, at
     the round of their own best validation; ``unseen_...`` of clients that were held out; ``benign_...`` under attacks.
     ``always_benign_test`` is the mean over the clients that are malicious in no run of the seed: the same ones
-    whatever the ratio of the attack. The marks and what goes with them are in :mod:`fl_lightning.study.marks`.
+    whatever the ratio of the attack. ``test/...`` are further metrics of the study's ``history``. The marks and what
+    goes with them are in :mod:`fl_lightning.study.marks`.
     """
     rows, records = [], []
     study, history = progress.study, progress.store.history()
@@ -40,7 +42,8 @@ def tidy(progress: Progress) -> pd.DataFrame:
             if record is not None:
                 names = {"method": method, "case": case, "seed": run.seed}
                 end = {**columns_of(record, history.get(run.key)), **choice}
-                rows.append({**_row(record), **names, **end, "stale": progress.state(run) == "stale"})
+                row = {**_row(record), **_further(record, study.history)}
+                rows.append({**row, **names, **end, "stale": progress.state(run) == "stale"})
                 records.append(record)
     _add_always_benign(rows, records)
     table = pd.DataFrame(rows)
@@ -101,6 +104,14 @@ def _row(record: Record) -> dict[str, Any]:
     return row
 
 
+def _further(record: Record, wanted: Sequence[str]) -> dict[str, float | None]:
+    """The test metrics at the best round that a study keeps beside that of the monitored one."""
+    if record["error"]:
+        return {}
+    found, main = record["result"], f"test/{record['monitor'].rpartition('/')[2]}"
+    return {name: found[name] for name in wanted if name.startswith("test/") and name != main and name in found}
+
+
 def write_csv(table: pd.DataFrame, path: Path) -> None:
     """Write the tidy table; numbers as they are stored."""
     with whole_file(path) as temporary:
@@ -140,6 +151,15 @@ def leaderboard(progress: Progress, table: pd.DataFrame, metric: str = "test") -
     for (method, case), result in table.groupby(["method", "case"], sort=False):
         shown.loc[method, case] = cell_text(result, metric, study)
     return shown
+
+
+def further_metrics(progress: Progress, table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Leaderboards of the other test metrics, with the name and the unit of each."""
+    for metric in (name for name in progress.study.history if name.startswith("test/") and name in table):
+        rows, name = table[table[metric].notna()], metric.removeprefix("test/")
+        is_error = direction_of(metric) == "min"
+        words = units(pd.DataFrame({"metric": [name], "is_error": [is_error]}))
+        yield words, leaderboard(progress, rows.assign(is_error=is_error), metric)
 
 
 def near_the_end(table: pd.DataFrame, study: Study) -> pd.DataFrame | None:

@@ -36,6 +36,7 @@ def known(arguments: tuple[str, ...], *others: Any) -> dict[str, Any]:
     rounds = next(int(argument.partition("=")[2]) for argument in arguments if "num_rounds" in argument)
     test = LEVEL[method] + 0.01 * seed + 0.001 * (seed * len(method) % 3) + 0.01 * rounds
     actual["result"] |= {"val/acc": test - 0.02, "test/acc": test, "test/acc_std": 0.1, "test/acc_worst": 0.5}
+    actual["result"] |= {"test/mrr": test / 2, "test/ece": 0.0 if seed else 0.05}
     actual["clients"]["test"] = [test - 0.1, test + 0.1]
     actual["malicious"] = [1] if rounds == 3 else []
     actual["rounds"] = {"round": [0.0, 1.0, 2.0], "val/acc": [0.0, 0.5, test - 0.02]}
@@ -55,7 +56,7 @@ def progress(make_study: Callable[..., Study]) -> Progress:
         cases=cases,
         tuning=None,
         seeds=[0, 1, 2, 3, 4],
-        history=["val/acc", "server/spread"],
+        history=["val/acc", "test/acc", "server/spread", "test/mrr", "test/ece"],
         pictures={
             "by_rounds": {"kind": "lines", "x_label": "rounds"},
             "change": {"kind": "lines", "change": True},
@@ -114,6 +115,14 @@ def test_labels_of_ticks_do_not_run_into_each_other() -> None:
     assert [label.get_text() for label in shown] == ["0", "1", "2", "4"]
     boxes = [label.get_window_extent() for label in shown]
     assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
+
+
+def test_further_metrics_of_the_history_have_tables(progress: Progress) -> None:
+    text = write_report(progress, tidy(progress)).read_text().partition("## Further test metrics")[2]
+    assert text.startswith("\n\nMRR in percent\n\n| method | 1 rounds |")
+    assert "\n\nECE × 10⁻³\n\n| method | 1 rounds |" in text
+    assert "| Local | 10.0 ± 22.4 |" in text
+    assert "accuracy in percent" not in text.partition("##")[0]
 
 
 def test_what_was_kept_by_round_is_reported_where_it_begins_and_ends(progress: Progress) -> None:
