@@ -6,13 +6,12 @@
 ``cora`` trains FedAvg on Cora (10 clients by METIS, the settings of configs/fedavg_cora.yaml) full-batch and on parts,
 and reports the test accuracy of the round with the best validation accuracy. ``products`` generates a graph with the
 numbers of nodes, edges, features, classes and training nodes of ogbn-products (times ``--scale``), cuts it into 10
-clients by METIS and trains one round of one epoch with sampled neighbors: the seconds of each part, and the largest
-memory of the process until then. Writes its part of benchmarks/results/sampling.json, and sampling.md.
+clients by METIS and trains one round of one epoch with sampled neighbors: the seconds and the largest memory of each
+part (on Linux). Writes its part of benchmarks/results/sampling.json, and sampling.md.
 """
 
 import argparse
 import json
-import resource
 import statistics
 import tempfile
 import time
@@ -22,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch_geometric.data import Data
 
 import fl_lightning as fl
@@ -34,9 +34,13 @@ from fl_lightning.data import (
     MetisPartitioner,
     NeighborSampler,
     PlanetoidSource,
+    prepare_graph,
 )
 from fl_lightning.data.partition import communities
+from fl_lightning.data.partition.subgraphs import client_graphs
+from fl_lightning.data.sources import base
 from fl_lightning.executors import SequentialExecutor
+from fl_lightning.kernels.edge_codes import codes, distinct, edges_of, with_reverses
 from fl_lightning.kernels.metis import metis
 from fl_lightning.models import GCN, GraphSAGE
 from fl_lightning.run.allocator import keep_freed_memory
@@ -51,6 +55,8 @@ CASES: dict[str, tuple[GraphSampler | None, int | None]] = {
 }
 #: ogbn-products.
 NODES, EDGES, FEATURES, CLASSES, COMMUNITY = 2_449_029, 61_859_140, 100, 47, 500
+#: Edges, or nodes, that are drawn at once.
+PART = 1_000_000
 
 
 class LikeProducts(GraphSource):
@@ -71,35 +77,39 @@ class LikeProducts(GraphSource):
         """Generate it."""
         draw = np.random.default_rng(0)
         num_nodes, num_edges = round(NODES * self.scale), round(EDGES * self.scale)
-        number_N = draw.permutation(num_nodes).astype(np.int64)  # no order of the nodes gives communities away
+        number_N = draw.permutation(num_nodes)  # no order of the nodes gives communities away
         place_N = np.empty_like(number_N)
         place_N[number_N] = np.arange(num_nodes)
         class_M = draw.integers(CLASSES, size=-(-num_nodes // COMMUNITY))
         y_N = np.where(
             draw.random(num_nodes) < 0.8, class_M[place_N // COMMUNITY], draw.integers(CLASSES, size=num_nodes)
         )
-        code_E = np.empty(0, np.int64)
+        del place_N
+        code_E = torch.empty(0, dtype=torch.int64)
         while len(code_E) < num_edges:
             missing = round((num_edges - len(code_E)) * 1.05) + 1000
-            source_E = draw.integers(num_nodes, size=missing)
-            target_E = source_E // COMMUNITY * COMMUNITY + draw.integers(COMMUNITY, size=missing)
-            is_far_E = draw.random(missing) < 0.2
-            target_E[is_far_E] = draw.integers(num_nodes, size=int(is_far_E.sum()))
-            target_E = np.minimum(target_E, num_nodes - 1)
-            low_E, high_E = np.minimum(source_E, target_E), np.maximum(source_E, target_E)
-            new_E = (low_E * num_nodes + high_E)[low_E != high_E]
-            del source_E, target_E, low_E, high_E, is_far_E
-            code_E = np.unique(np.concatenate([code_E, new_E]))
-        if len(code_E) > num_edges:
-            code_E = np.delete(code_E, draw.choice(len(code_E), len(code_E) - num_edges, replace=False))
-        ends = number_N[code_E // num_nodes], number_N[code_E % num_nodes]
-        del code_E
-        edge_index_2E = torch.from_numpy(np.stack([np.concatenate(ends), np.concatenate(ends[::-1])]))
+            drawn = [self._drawn(draw, number_N, min(PART, missing - start)) for start in range(0, missing, PART)]
+            code_E = distinct(torch.cat([code_E, *drawn]))
+            del drawn
+        code_E = code_E[draw.permutation(len(code_E))[:num_edges]]
+        edge_index_2E = edges_of(with_reverses(distinct(code_E), num_nodes), num_nodes)
         centroid_KF = draw.standard_normal((CLASSES, FEATURES), dtype=np.float32)
         x_NF = draw.standard_normal((num_nodes, FEATURES), dtype=np.float32)
         x_NF *= 3
-        x_NF += centroid_KF[y_N]
+        for first in range(0, num_nodes, PART):
+            x_NF[first : first + PART] += centroid_KF[y_N[first : first + PART]]
         return Data(x=torch.from_numpy(x_NF), edge_index=edge_index_2E, y=torch.from_numpy(y_N))
+
+    @staticmethod
+    def _drawn(draw: np.random.Generator, number_N: Any, count: int) -> Tensor:
+        """Codes of undirected edges, from the smaller number to the larger one; they may repeat."""
+        source_E = draw.integers(len(number_N), size=count)
+        target_E = source_E // COMMUNITY * COMMUNITY + draw.integers(COMMUNITY, size=count)
+        is_far_E = draw.random(count) < 0.2
+        target_E[is_far_E] = draw.integers(len(number_N), size=int(is_far_E.sum()))
+        ends_2E = np.sort(number_N[np.stack([source_E, np.minimum(target_E, len(number_N) - 1)])], axis=0)
+        low_E, high_E = torch.from_numpy(ends_2E[:, ends_2E[0] != ends_2E[1]])
+        return codes(low_E, high_E, len(number_N))
 
     def identity(self) -> dict[str, Any]:
         """The scale."""
@@ -134,6 +144,7 @@ def trained(
     data: FederatedDataModule, num_rounds: int, seed: int, net: Any, dropout: float, *, num_epochs: int, **settings: Any
 ) -> tuple[Any, Any]:
     """The scores of a run, and the run."""
+    keep_freed_memory()  # as the command line does; here not before, so that the memory of each part is seen
     client = fl.ClientModule(
         lambda *widths: net(*widths, hidden_channels=128, dropout=dropout),
         lambda parameters: torch.optim.Adam(parameters, lr=0.01, fused=True),
@@ -154,45 +165,58 @@ def trained(
 def products(scale: float) -> dict[str, Any]:
     """Seconds and memory of each part."""
     parts: dict[str, Any] = {}
-
-    def note(name: str, begin: float) -> None:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        parts[name] = {"seconds": time.perf_counter() - begin, "peak_gib": peak}
-        print(name, parts[name], flush=True)
+    interpreter = memory_gib("VmRSS")
 
     def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
+            before = memory_gib("VmRSS")
+            Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
             begin = time.perf_counter()
             result = function(*args, **kwargs)
-            note(name, begin)
+            seconds = time.perf_counter() - begin
+            parts[name] = {"seconds": seconds, "before_gib": before, "peak_gib": memory_gib("VmHWM")}
+            print(name, parts[name], flush=True)
             return result
 
         return call
 
     source = LikeProducts(scale)
     source.load = timed("generated", source.load)  # type: ignore[method-assign]
-    vars(communities)["metis"] = timed("of which METIS", metis)
+    vars(base)["prepare_graph"] = timed("prepared", prepare_graph)
+    vars(communities)["metis"] = timed("cut by METIS", metis)
+    vars(base)["client_graphs"] = timed("graphs of the clients", client_graphs)
     with tempfile.TemporaryDirectory() as cache_dir:
         splitter, sampler = GlobalSplit(train=0.08, val=0.02), NeighborSampler([10, 10])
         data = FederatedDataModule(
-            source, MetisPartitioner(10), splitter, sampler=sampler, batch_size=1024, cache_dir=cache_dir
+            source,
+            MetisPartitioner(10),
+            splitter,
+            sampler=sampler,
+            batch_size=1024,
+            memory_map=True,
+            cache_dir=cache_dir,
         )
         begin = time.perf_counter()
-        data.prepare_data()
-        note("generated, prepared and cut", begin)
-        begin = time.perf_counter()
         data.setup()
-        note("graphs of the clients", begin)
         facts = {
+            "setup_seconds": time.perf_counter() - begin,
+            "interpreter_gib": interpreter,
+            "edges_gib": 2 * 2 * 8 * round(EDGES * scale) / 2**30,
+            "features_gib": 4 * FEATURES * round(NODES * scale) / 2**30,
             "nodes": sum(client.num_nodes for client in data.clients),
             "edges": round(EDGES * scale),
             "kept_edges": sum(client.num_edges for client in data.clients) // 2,
             "training_nodes": sum(client.num_examples for client in data.clients),
         }
-        begin = time.perf_counter()
-        scores, run = trained(data, 1, 0, GraphSAGE, 0.0, num_epochs=1, executor=SequentialExecutor())
-        note("a round: one epoch of all clients, two evaluations on whole graphs", begin)
+        fit = timed("a round: one epoch of all clients, two evaluations on whole graphs", trained)
+        scores, run = fit(data, 1, 0, GraphSAGE, 0.0, num_epochs=1, executor=SequentialExecutor())
     return {"scale": scale, **facts, "parts": parts, "test_acc": scores["test/acc"], "clock": dict(run.clock.seconds)}
+
+
+def memory_gib(field: str) -> float:
+    """A field of the system's account of this process, which is in KiB."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status[field].split()[0]) / 2**20
 
 
 def page(found: dict[str, Any]) -> str:
@@ -218,6 +242,7 @@ def page(found: dict[str, Any]) -> str:
             mean, spread = (100 * f(case["accuracy"]) for f in (statistics.mean, statistics.pstdev))
             lines.append(f"| {name} | {mean:.1f} ± {spread:.1f} | {mean - 100 * full:+.1f} | {case['seconds']:.2f} |")
     if made := found.get("products"):
+        beyond = made["interpreter_gib"] + made["features_gib"]
         lines += [
             "",
             "## A graph of ogbn-products' size",
@@ -225,12 +250,21 @@ def page(found: dict[str, Any]) -> str:
             f"Generated: {made['nodes']:,} nodes, {made['edges']:,} edges, {FEATURES} features, {CLASSES} classes; "
             f"{made['scale']:.0%} of the size. 10 clients by METIS keep {made['kept_edges']:,} edges and have "
             f"{made['training_nodes']:,} training nodes. "
-            "GraphSAGE of width 128, fan-outs 10 and 10, 1,024 nodes a step, clients one after another.",
+            "GraphSAGE of width 128, fan-outs 10 and 10, 1,024 nodes a step, clients one after another, their features "
+            f"mapped from a file. An epoch of all clients took {made['clock']['clients']:.0f} seconds, the evaluation "
+            f"of a round on whole graphs {made['clock']['evaluation']:.0f}.",
             "",
-            "| part | seconds | largest memory until then, GiB |",
-            "|---|---|---|",
-            *(f"| {name} | {part['seconds']:.0f} | {part['peak_gib']:.1f} |" for name, part in made["parts"].items()),
+            f"The edges, int64 in both directions, are {made['edges_gib']:.2f} GiB, the features "
+            f"{made['features_gib']:.2f} GiB; the interpreter with its libraries takes {made['interpreter_gib']:.2f} "
+            "GiB. The last column is the largest memory without interpreter and features, as a multiple of the edges.",
+            "",
+            "| part | seconds | memory before, GiB | largest memory, GiB | times the edges |",
+            "|---|---|---|---|---|",
         ]
+        for name, part in made["parts"].items():
+            multiple = (part["peak_gib"] - beyond) / made["edges_gib"]
+            numbers = f"{part['before_gib']:.1f} | {part['peak_gib']:.1f} | {multiple:.1f}"
+            lines.append(f"| {name} | {part['seconds']:.0f} | {numbers} |")
     return "\n".join(lines) + "\n"
 
 
@@ -242,7 +276,6 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--scale", type=float, default=1.0)
     args = parser.parse_args()
-    keep_freed_memory()
     torch.set_num_threads(1)
     path = RESULTS / "sampling.json"
     found = json.loads(path.read_text()) if path.exists() else {}

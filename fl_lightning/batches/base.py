@@ -182,7 +182,9 @@ class Collator(ABC):
 
 
 def pad(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Stack tensors (N_i, ...) to (C, N, ...) with the longest N, padded with zeros."""
+    """Stack tensors (N_i, ...) to (C, N, ...) with the longest N, padded with zeros; one alone is not copied."""
+    if len(tensors) == 1:
+        return tensors[0].contiguous()[None].to(device)
     return pad_sequence(list(tensors), batch_first=True).to(device)
 
 

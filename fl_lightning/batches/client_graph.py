@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.batches.client_data import ClientData, joined_fields
+from fl_lightning.kernels.edge_codes import codes, distinct_codes, reversed_codes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,9 +160,11 @@ def goes_both_ways(edge_index_2E: Tensor, num_nodes: int, weight_E: Tensor | Non
         >>> goes_both_ways(torch.tensor([[0, 1], [1, 0]]), 2), goes_both_ways(torch.tensor([[0], [1]]), 2)
         (True, False)
     """
-    source_E, target_E = edge_index_2E
-    forth_E, forth_order_E = (source_E * num_nodes + target_E).sort()
-    back_E, back_order_E = (target_E * num_nodes + source_E).sort()
-    if not torch.equal(forth_E, back_E):
+    code_E = distinct_codes(edge_index_2E, num_nodes)
+    if not torch.equal(code_E, reversed_codes(code_E, num_nodes)):
         return False
-    return weight_E is None or torch.equal(weight_E[forth_order_E], weight_E[back_order_E])
+    if weight_E is None:
+        return True
+    source_E, target_E = edge_index_2E
+    forth_E, back_E = (codes(*ends, num_nodes).argsort() for ends in ((source_E, target_E), (target_E, source_E)))
+    return torch.equal(weight_E[forth_E], weight_E[back_E])

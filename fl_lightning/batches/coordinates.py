@@ -15,6 +15,8 @@ def messages(graphs: Sequence[ClientGraph], num_nodes: int) -> Tensor:
 
 def offset(coordinates: Sequence[Tensor], shape: tuple[int, int]) -> Tensor:
     """Coordinates within blocks (2, nnz_i) as those within the block-diagonal matrix, one after another."""
+    if len(coordinates) == 1:
+        return coordinates[0]
     count = torch.tensor([index.shape[1] for index in coordinates])
     block = torch.repeat_interleave(count)
     return torch.cat(list(coordinates), dim=1) + torch.stack([block * shape[0], block * shape[1]])

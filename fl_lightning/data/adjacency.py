@@ -3,6 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -12,13 +14,12 @@ _MAX_PRODUCTS = 20_000_000
 """Paths of length two that are held at once; bounds the memory of the clustering coefficient at some 0.3 GB."""
 
 
-def adjacency_matrix(edge_index_2E: Tensor, num_nodes: int, *, numbered: bool = False) -> "csr_matrix":
+def adjacency_matrix(edge_index_2E: Tensor, num_nodes: int) -> "csr_matrix":
     """Return the adjacency matrix of a coalesced graph: rows are sources, columns targets.
 
     Args:
         edge_index_2E: int64 edges (2, E) on the CPU, without duplicates.
         num_nodes: Nodes.
-        numbered: The entries are the numbers of the edges (int64) and not ones.
 
     Returns:
         float32 ones in CSR with sorted indices, shape (num_nodes, num_nodes).
@@ -26,10 +27,14 @@ def adjacency_matrix(edge_index_2E: Tensor, num_nodes: int, *, numbered: bool = 
     from scipy.sparse import csr_matrix
 
     row, col = edge_index_2E.numpy()
-    entries = np.arange(len(row)) if numbered else np.ones(len(row), np.float32)
-    matrix = csr_matrix((entries, (row, col)), shape=(num_nodes, num_nodes))
+    matrix = csr_matrix((np.ones(len(row), np.float32), (row, col)), shape=(num_nodes, num_nodes))
     matrix.sort_indices()
     return matrix
+
+
+def starts(source_E: Tensor, num_nodes: int) -> Tensor:
+    """Where the edges of each source begin, int64 (N + 1,), if they are sorted by it."""
+    return F.pad(torch.bincount(source_E, minlength=num_nodes).cumsum(0), (1, 0))
 
 
 def clustering_coefficient(matrix: "csr_matrix", *, directed: bool = False) -> float:

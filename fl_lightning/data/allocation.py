@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from fl_lightning.data.partition.partitioners import Partitioner
-from fl_lightning.data.partition.record import canonical_json
+from fl_lightning.data.partition.record import canonical_json, content
 from fl_lightning.data.preparation import Dropped
 from fl_lightning.data.split import Role, Splitter
 from fl_lightning.tasks import Task
@@ -101,5 +101,5 @@ def digest_of(identity: Mapping[str, Any], tensors: Sequence[Tensor]) -> str:
     digest = hashlib.sha256(canonical_json(identity).encode())
     for tensor in tensors:
         digest.update(f"{tuple(tensor.shape)}".encode())
-        digest.update(tensor.contiguous().numpy().tobytes())
+        digest.update(content(tensor))
     return digest.hexdigest()

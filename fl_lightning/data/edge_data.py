@@ -8,32 +8,45 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.utils import coalesce
+from torch_geometric.utils import coalesce, to_undirected
+
+from fl_lightning.kernels.edge_codes import distinct_codes, edges_of, with_reverses
 
 #: What a graph's edges may carry.
 EDGE_DATA = ("edge_weight", "edge_attr")
 
 
 def merged_edges(
-    edge_index_2E: Tensor, values: Mapping[str, Tensor | None], num_nodes: int
-) -> tuple[Tensor, dict[str, Tensor]]:
+    edge_index_2E: Tensor, values: Mapping[str, Tensor | None], num_nodes: int, *, undirected: bool = False
+) -> tuple[Tensor, dict[str, Tensor], int]:
     """Edges without self-loops, each once, in the order of their nodes, with what they carry.
 
-    Of repeated edges the weights are added and the attributes averaged.
+    Of repeated edges the weights are added and the attributes averaged; where a direction is added, both are averaged.
 
     Args:
-        edge_index_2E: int64 edges.
+        edge_index_2E: int64 edges, on the CPU.
         values: What they carry by name, of :data:`EDGE_DATA`; None for nothing.
         num_nodes: Nodes.
+        undirected: Add the missing direction of every edge.
+
+    Returns:
+        The edges, which are the given tensor if nothing had to be done; what they carry; how many directions were
+        added.
     """
-    kept_E = edge_index_2E[0] != edge_index_2E[1]
-    edges_2E = edge_index_2E[:, kept_E]
-    result = {}
+    code_E = distinct_codes(edge_index_2E, num_nodes)
+    num_before = len(code_E)
+    if undirected:
+        code_E = with_reverses(code_E, num_nodes)
+    carried = {}
     for key, value in values.items():
         if value is not None:
+            kept_E = edge_index_2E[0] != edge_index_2E[1]
             reduce = "sum" if key == "edge_weight" else "mean"
-            _, result[key] = coalesce(edges_2E, value[kept_E], num_nodes=num_nodes, reduce=reduce)
-    return coalesce(edges_2E, num_nodes=num_nodes), result
+            edges_2E, value = coalesce(edge_index_2E[:, kept_E], value[kept_E], num_nodes=num_nodes, reduce=reduce)
+            if undirected:
+                _, value = to_undirected(edges_2E, value, num_nodes=num_nodes, reduce="mean")
+            carried[key] = value
+    return edges_of(code_E, num_nodes, edge_index_2E), carried, len(code_E) - num_before
 
 
 def checked_weights(data: Data, name: str) -> Tensor | None:

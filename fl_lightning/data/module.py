@@ -16,6 +16,7 @@ from fl_lightning.batches.samplers import GraphSampler, NeighborSampler
 from fl_lightning.counts import Counted
 from fl_lightning.data.allocation import Allocation, Asked
 from fl_lightning.data.heterogeneity.base import Heterogeneity, check_heterogeneity, with_heterogeneity
+from fl_lightning.data.mapped import with_mapped_inputs
 from fl_lightning.data.partition.partitioners import Partitioner
 from fl_lightning.data.partition.table import PartitionTable
 from fl_lightning.data.settings import check_count, check_flag, check_folder, check_seed
@@ -61,6 +62,9 @@ class FederatedDataModule(LightningDataModule, Counted):
         sampler: For graphs that do not fit: each step trains on a part of the client's graph, with ``batch_size``
             training nodes and sampled neighbors of theirs (``NeighborSampler``), or ``batch_size`` clusters
             (``ClusterSampler``). Models are scored on whole graphs. None to train full-batch.
+        memory_map: Keep the clients' inputs (features of nodes, examples) in files of ``cache_dir`` that are mapped
+            into memory, for data that do not fit: what a step needs is read, and the system may drop it again. The
+            files vanish with the process.
         root: Folder of the data sets; None for ``$FL_DATA_ROOT``, else ``./data``.
         cache_dir: Folder of derived files; None for ``$FL_CACHE_DIR``, else ``~/.cache/fl_lightning``.
         seed: Of the split, of what a source of examples draws, of simulated heterogeneity, and of the partition unless
@@ -95,6 +99,7 @@ class FederatedDataModule(LightningDataModule, Counted):
         steps_per_epoch: int | None = None,
         drop_last: bool = False,
         sampler: GraphSampler | None = None,
+        memory_map: bool = False,
         root: str | None = None,
         cache_dir: str | None = None,
         seed: int = 0,
@@ -119,6 +124,7 @@ class FederatedDataModule(LightningDataModule, Counted):
             )
         check_seed("data.seed", seed)
         check_flag("data.cross_edges", cross_edges)
+        check_flag("data.memory_map", memory_map)
         if cross_edges and not (self.source.keeps_cross_edges and self.source.is_cut_by(partitioner)):
             hint = ": set candidates to across on Links" if isinstance(self.source, Links) else ""
             raise ValueError(
@@ -141,6 +147,7 @@ class FederatedDataModule(LightningDataModule, Counted):
         self.steps_per_epoch = steps_per_epoch
         self.drop_last = drop_last
         self.sampler = sampler
+        self.memory_map = memory_map
         self.root = data_root(root)
         self.cache_dir = cache_folder(cache_dir)
         check_folder("data.root", self.root, "Set FL_DATA_ROOT or data.root to the folder of the data sets.")
@@ -189,6 +196,7 @@ class FederatedDataModule(LightningDataModule, Counted):
             self.prepare_data()
         prepared, self._prepared = self._prepared, None
         allocation = self.source.allocate(self._asked, prepared)
+        del prepared
         allocation = with_heterogeneity(self.heterogeneity, allocation, self.seed)
         if self.splitter.is_inductive:
             if not allocation.task.is_on_nodes:
@@ -197,6 +205,9 @@ class FederatedDataModule(LightningDataModule, Counted):
                     "which training does not see anyway: take the splitter in it"
                 )
             clients = tuple(dataclasses.replace(client, is_inductive=True) for client in allocation.clients)
+            allocation = dataclasses.replace(allocation, clients=clients)
+        if self.memory_map:
+            clients = tuple(with_mapped_inputs(allocation.clients, self.cache_dir))
             allocation = dataclasses.replace(allocation, clients=clients)
         self._allocation = allocation
         self._relation_CC = self._allocation.relation_CC

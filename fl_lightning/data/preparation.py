@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import LargestConnectedComponents, NormalizeFeatures
-from torch_geometric.utils import to_undirected
 
 from fl_lightning.data.edge_data import checked_attributes, checked_weights, merged_edges
 from fl_lightning.data.settings import MAX_COUNT, check_count, check_flag
@@ -282,22 +281,18 @@ def _set_edges(prepared: Data, data: Data, undirected: bool, name: str, warns: b
     num_loops = int((given_2E[0] == given_2E[1]).sum())
     if num_loops == given_2E.shape[1] and not may_lack_edges:
         raise ValueError(f"{name} has no edges (self-loops do not count): add some; federated graph methods need them.")
-    once_2E, carried = merged_edges(given_2E, values, num_nodes)
-    prepared.edge_index = to_undirected(once_2E, num_nodes=num_nodes) if undirected else once_2E
-    for key, value in carried.items():
-        if undirected:
-            _, value = to_undirected(once_2E, value, num_nodes=num_nodes, reduce="mean")
-        prepared[key] = value
+    prepared.edge_index, carried, num_added = merged_edges(given_2E, values, num_nodes, undirected=undirected)
+    prepared.update(carried)
     if carried and num_loops:
         warnings.warn(
             f"{name}: {num_loops:,} self-loops are dropped with their {' and '.join(carried)}; layers that need loops "
             "add their own, of weight 1.",
             stacklevel=2,
         )
-    num_added = prepared.edge_index.shape[1] - once_2E.shape[1]
     if num_added and warns:
+        num_before = prepared.edge_index.shape[1] - num_added
         warnings.warn(
-            f"{name}: undirected adds the missing direction of {num_added:,} of {once_2E.shape[1]:,} edges; set it to "
+            f"{name}: undirected adds the missing direction of {num_added:,} of {num_before:,} edges; set it to "
             "false on the source to keep the directions.",
             stacklevel=2,
         )

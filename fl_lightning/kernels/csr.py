@@ -13,7 +13,8 @@ def csr_from_coo(coo: Tensor) -> Tensor:
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta", category=UserWarning)
         csr = coo.to_sparse_csr()
         crow, col = csr.crow_indices().int(), csr.col_indices().int()
-        return torch.sparse_csr_tensor(crow, col, csr.values(), csr.shape, check_invariants=False)
+        values = csr.values().detach()  # not the view, which keeps 64-bit indices alive
+        return torch.sparse_csr_tensor(crow, col, values, csr.shape, check_invariants=False)
 
 
 def csr_matmul(matrix: Tensor, x: Tensor) -> Tensor:

@@ -13,6 +13,9 @@ _LARGEST_BLOCK_BYTES = 1 << 30
 _NEVER = -1
 
 
+_keeps = False
+
+
 def keep_freed_memory() -> bool:
     """Tell glibc's malloc to serve blocks of up to 1 GiB from its heap and never to shrink the heap.
 
@@ -24,4 +27,12 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:  # not glibc
         return False
-    return bool(mallopt(_MMAP_THRESHOLD, _LARGEST_BLOCK_BYTES)) and bool(mallopt(_TRIM_THRESHOLD, _NEVER))
+    global _keeps
+    _keeps = bool(mallopt(_MMAP_THRESHOLD, _LARGEST_BLOCK_BYTES)) and bool(mallopt(_TRIM_THRESHOLD, _NEVER))
+    return _keeps
+
+
+def release_freed_memory() -> None:
+    """Return once what :func:`keep_freed_memory` has kept, such as that of cutting a large graph into clients."""
+    if _keeps:
+        ctypes.CDLL(None).malloc_trim(0)

@@ -24,6 +24,7 @@ from fl_lightning.round.client import ClientModule
 from fl_lightning.round.participation import Participation
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.selection import Selection
+from fl_lightning.run.allocator import release_freed_memory
 from fl_lightning.run.checks import (
     check_architectures,
     check_cross_edges,
@@ -253,6 +254,7 @@ def prepare_data(fabric: Fabric, datamodule: FederatedDataModule) -> ClientRegis
     with fabric.rank_zero_first():
         datamodule.prepare_data()
     datamodule.setup()
+    release_freed_memory()
     return datamodule.registry
 
 

@@ -15,7 +15,7 @@ from fl_lightning.batches.client_data import ClientData
 from fl_lightning.batches.client_examples import ClientExamples
 from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.batches.graphs import GraphBatch
-from fl_lightning.data.edge_data import EDGE_DATA, merged_edges
+from fl_lightning.data.edge_data import merged_edges
 from fl_lightning.models.output import NetOutput, as_output, own_outputs
 from fl_lightning.models.plain import PlainNet
 from fl_lightning.models.plain_inputs import EDGE_INPUTS, Inputs
@@ -86,16 +86,16 @@ class GraphModel(BatchModel):
         Returns:
             Logits (N, num_outputs).
         """
-        values = {"edge_weight": edge_weight, "edge_attr": edge_attr}
-        edge_index, carried = merged_edges(edge_index, values, len(x))
-        weight_E, attr_EK = (carried.get(name) for name in EDGE_DATA)
+        given = {"edge_weight": edge_weight, "edge_attr": edge_attr}
+        values = {name: None if value is None else value.cpu() for name, value in given.items()}
+        edge_index, carried, _ = merged_edges(edge_index.cpu(), values, len(x))
         graph = ClientGraph(
             **_unlabeled(len(x), self.num_outputs),
             x_NF=x.cpu(),
-            edge_index_2E=edge_index.cpu(),
+            edge_index_2E=edge_index,
             node_idx_N=torch.arange(len(x)),
-            edge_weight_E=None if weight_E is None else weight_E.cpu(),
-            edge_attr_EK=None if attr_EK is None else attr_EK.cpu(),
+            edge_weight_E=carried.get("edge_weight"),
+            edge_attr_EK=carried.get("edge_attr"),
         )
         dense = {"sparse_features": False}
         collator = GraphCollator([graph], layout=dense, device=self._form.device, dtype=self._form.dtype)

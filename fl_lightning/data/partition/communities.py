@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from fl_lightning.data.adjacency import adjacency_matrix
+from fl_lightning.data.adjacency import adjacency_matrix, starts
+from fl_lightning.kernels.edge_codes import codes, is_ascending, reversed_codes
 from fl_lightning.kernels.metis import metis
 
 if TYPE_CHECKING:
@@ -21,8 +22,15 @@ Groups: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 def metis_parts(data: Data, num_parts: int, seed: int) -> Groups:
     """The part of each node, (N,), by METIS: k-way, minimal edge cut; by recursive bisection where that leaves gaps."""
-    matrix = _symmetric(data)
-    return metis(matrix.indptr, matrix.indices, num_parts, seed)
+    source_E, target_E = data.edge_index
+    code_E = codes(source_E, target_E, data.num_nodes)
+    if is_ascending(code_E) and torch.equal(code_E, reversed_codes(code_E, data.num_nodes)):
+        first_N, neighbor_E = starts(source_E, data.num_nodes).numpy(), target_E.numpy()
+    else:
+        matrix = _symmetric(data)
+        first_N, neighbor_E = matrix.indptr, matrix.indices
+    del code_E
+    return metis(first_N, neighbor_E, num_parts, seed)
 
 
 def louvain_communities(data: Data, resolution: float, seed: int) -> Groups:

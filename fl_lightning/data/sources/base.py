@@ -230,12 +230,14 @@ class GraphSource(Source):
                 "classes; set it to false on the source to keep them.",
                 stacklevel=2,
             )
+        node_names = names_of_nodes(raw, title)
+        del raw  # a large graph is not held twice while it is cut
         return CutGraph(
             data=data,
             task=task,
             record=partition_of(data, task, asked, self.all_identity(asked)),
             class_names=class_names,
-            node_names=names_of_nodes(raw, title),
+            node_names=node_names,
             dropped=left_out,
         )
 
