@@ -114,7 +114,15 @@ NUMBERS = [-1, -0.5, math.nan, math.inf, 10**30, "3", [], {}, True, b"x"]
 """No setting takes any of these, but for the texts and flags among them."""
 
 TEXTS = {"path", "dataset", "name", "attribute", "root", "cache_dir", "features", "scaling"}
-FLAGS = {"normalize_features", "largest_component", "undirected", "normalize", "standardize", "leave_out_negative"}
+FLAGS = {
+    "normalize_features",
+    "largest_component",
+    "undirected",
+    "normalize",
+    "standardize",
+    "leave_out_negative",
+    "memory_map",
+}
 EMPTY_MAY = {"arguments": ({},), "ignore_label": (-1,), "heterogeneity": ([],)}
 
 
