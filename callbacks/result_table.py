@@ -87,9 +87,8 @@ def _result_rows(trainer: Trainer, clients: Sequence[Sequence[float]]) -> Iterat
             yield SIGNS[name].words, why
         yield monitor, number(result[monitor])
         yield from trainer.run.registry.task.notes.items()
-        for name in dict.fromkeys((test, "test/acc")):
-            if name in result:
-                yield name, f"{mean_and_std(result, name)} over clients"
+        if test in result:
+            yield test, f"{mean_and_std(result, test)} over clients"
         if f"{test}_std" in result:
             worst = ranked(trainer, clients)
             who = f" ({trainer.run.registry.names[int(worst[0][0])]})" if worst else ""
@@ -110,7 +109,7 @@ def _result_rows(trainer: Trainer, clients: Sequence[Sequence[float]]) -> Iterat
                 f"  {over_rounds.replace('_', ' ')}",
                 f"{number(result[f'test/{over_rounds}'])} (for reference only: selected on test data)",
             )
-        for name in (f"test/{metric}" for metric in trainer.run.model.whole_metrics):
+        for name in ("test/acc", *(f"test/{metric}" for metric in trainer.run.model.whole_metrics)):
             if name in result and name != test:
                 yield name, f"{mean_and_std(result, name)} over clients"
     if failures := trainer.run.num_failures:

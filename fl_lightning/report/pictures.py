@@ -130,6 +130,8 @@ class Album(MatrixPictures, GraphPictures):
                 keys = [
                     Key(label=name, color=as_css(series(order))) for order, name in zip(orders, labels, strict=True)
                 ]
+            if not np.nan_to_num(values).any():  # an axis around 0 would be of no metric's range
+                axes.update_datalim([(0.0, 0.0), (1.0, 0.0)])
             draw_rows(axes, beside, x_label)
             known = np.isfinite(values)
             alt = f"{title}: {x_label} of {len(names)} clients"
@@ -214,6 +216,7 @@ class Album(MatrixPictures, GraphPictures):
         colors: Sequence[str] = (),
         names: Sequence[str] = (),
         diagonal: bool = False,
+        whole_x: bool = False,
         note: str = "",
         table: Table | None = None,
         radius: float = 4.0,
@@ -232,6 +235,7 @@ class Album(MatrixPictures, GraphPictures):
             colors: Of the groups; the page's own if there are none.
             names: Words beside the points.
             diagonal: Whether to draw the line x = y.
+            whole_x: Whether the first coordinate counts something.
             note: A line beneath.
             table: Its numbers.
             radius: Width of a point.
@@ -254,7 +258,7 @@ class Album(MatrixPictures, GraphPictures):
             axes.autoscale_view()
             for position, word in enumerate(names):
                 axes.annotate(word, (x[position], y[position]), (5, 2), textcoords="offset points", fontsize=8.5)
-            draw_scales(axes, x_label, y_label=y_label)
+            draw_scales(axes, x_label, y_label=y_label, whole_x=whole_x)
             alt = f"{title}: {len(x)} points in {len(groups)} groups, {y_label} over {x_label}."
             svg = self._finish(figure, alt)
         keys = [Key(label=name, color=as_css(color)) for name, color in zip(groups, colors, strict=True)]

@@ -13,6 +13,7 @@ from run_folders import record, write_run
 import fl_lightning.strategies
 from fl_lightning.report import meanings, write
 from fl_lightning.report.figures import Curve
+from fl_lightning.report.pictures import Album
 from fl_lightning.report.record import BestRound, RunRecord, Snapshot
 from fl_lightning.report.references import levels
 from fl_lightning.report.sections import result
@@ -297,3 +298,21 @@ def test_references_are_broken_lines_whatever_their_color() -> None:
     curves = levels([run], "test/auroc", [Curve(label="val", x=x, y=x)], ", test")  # type: ignore[list-item]
     assert len(curves) == 3
     assert all(dash(curve.order) != "-" for curve in curves if curve.order is not None)
+
+
+def test_axes_of_counts_and_of_bars_without_a_length() -> None:
+    sizes = Album().points(
+        np.array([2607.0, 2608.0]),
+        np.array([0.1, 0.2]),
+        [0, 0],
+        ["a"],
+        title="size",
+        x_label="graphs",
+        y_label="acc",
+        whole_x=True,
+    )
+    assert ">2,608<" in sizes.svg
+    assert "2,607.5" not in sizes.svg
+    nothing = Album().bars(["a", "b"], np.zeros(2), title="F1", x_label="F1, 0 to 1")
+    assert ">1<" in nothing.svg
+    assert "−" not in nothing.svg

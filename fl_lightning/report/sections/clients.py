@@ -58,6 +58,7 @@ def section(run: Recorded, other: Recorded | None, album: Album) -> Section:
                 title=f"{metric} over size",
                 x_label=f"{record.examples} of the client",
                 y_label=metric,
+                whole_x=True,
                 radius=6,
                 height=max(3.6, bars_height(len(names))),
             )
