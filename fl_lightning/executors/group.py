@@ -3,9 +3,7 @@
 Shape legend: C clients of the group. Everything that a client knows has a leading client dimension here.
 """
 
-import contextlib
 import functools
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -16,15 +14,13 @@ from torch import Tensor
 from fl_lightning.batches.base import Batch
 from fl_lightning.batches.poisson import PoissonBatch
 from fl_lightning.executors.base import draw_batches, spread_outputs
-from fl_lightning.executors.failure import failure_of
 from fl_lightning.executors.in_process import without_padding
 from fl_lightning.executors.private import gradient_of_client, noise_of_step, private_draws
 from fl_lightning.executors.stack import StackSlice, where_clients
-from fl_lightning.executors.time_limit import within
+from fl_lightning.executors.together import Together
 from fl_lightning.models.batch_norm import statistics_of
 from fl_lightning.round.client import ClientModule
-from fl_lightning.round.context import Context
-from fl_lightning.round.payload import pad_examples
+from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.privacy import KeyedNumbers
 from fl_lightning.round.program import AroundBatch
 from fl_lightning.round.stage import ClientOutput, Stage
@@ -34,9 +30,14 @@ Knowledge = dict[str, dict[str, Tensor]]
 Autocast = Callable[[], AbstractContextManager[Any]]
 
 
-def context_of(knowledge: Knowledge, step: int = 0) -> Context:
+def context_of(knowledge: Knowledge, step: int = 0, *, is_stack: bool = False) -> Context:
     """The context for the functions of a stage."""
-    return Context(step=step, **knowledge)
+    return Context(step=step, is_stack=is_stack, **knowledge)
+
+
+def takes_stacks(function: object) -> bool:
+    """Whether a function computes on a stack of clients by itself if the client's net and its own functions do."""
+    return getattr(function, "takes_stacks", False)
 
 
 class GroupTraining:
@@ -54,7 +55,7 @@ class GroupTraining:
         numbers: Source of the random draws and the noise of private training.
 
     Attributes:
-        failures: Why clients failed, by row.
+        together: Knows why clients failed.
     """
 
     def __init__(
@@ -77,9 +78,9 @@ class GroupTraining:
         self.blame = blame
         self.ragged = ragged
         self.numbers = numbers or KeyedNumbers()
-        self.failures: dict[int, str] = {}
-        self.seconds_left = None if time_limit is None else [time_limit] * len(batch.key)
-        self.on_stack = takes_stacks and (stage.objective is None or getattr(stage.objective, "takes_stacks", False))
+        self.together = Together(len(batch.key), time_limit)
+        self.takes_stacks = takes_stacks
+        self.pull = getattr(stage.penalty, "gradient", None) if client.privacy is None else None
 
     def run(self, part: StackSlice, keys: Tensor, autocast: Autocast) -> dict[str, Tensor]:
         """Train, and return the parameters, (C, *shape).
@@ -119,8 +120,9 @@ class GroupTraining:
         return part.parameters
 
     def loss(self, parameters: Mapping[str, Tensor], batch: Batch, knowledge: Knowledge, step: int) -> Tensor:
-        """Each client's objective with its penalty, (C,)."""
-        client, objective, penalty = self.client, self.stage.objective, self.stage.penalty
+        """Each client's objective, with a penalty that has no gradient in closed form, (C,)."""
+        client, objective = self.client, self.stage.objective
+        penalty = self.stage.penalty if self.pull is None else None
 
         def values(parameters: Mapping[str, Tensor], batch: Batch, context: Context) -> Tensor:
             if objective is None:
@@ -132,10 +134,10 @@ class GroupTraining:
             loss = values(parameters, batch.replace(tensors), context)
             return loss if penalty is None else loss + penalty(parameters, context)
 
-        if not self.on_stack:
+        if not (self.takes_stacks and (objective is None or takes_stacks(objective))):
             mapped: Tensor = torch.vmap(one)(dict(parameters), batch.tensors(), knowledge)
             return mapped
-        loss_C = values(parameters, batch, context_of(knowledge, step))
+        loss_C = values(parameters, batch, context_of(knowledge, step, is_stack=True))
         if penalty is None:
             return loss_C
         return loss_C + torch.vmap(lambda p, k: penalty(p, context_of(k, step)))(dict(parameters), knowledge)
@@ -154,7 +156,7 @@ class GroupTraining:
                 loss_C = self.loss({**leaves, **moved}, batch, knowledge, step)
             inputs = [leaves[name] for name in trained]
             result = torch.autograd.grad(loss_C, inputs, torch.ones_like(loss_C), allow_unused=True)
-            return {**dict(zip(trained, result, strict=True)), **moved}
+            return self._pulled(dict(zip(trained, result, strict=True)), leaves, knowledge, step) | moved
 
         def some(rows: Sequence[int]) -> dict[str, Tensor | None]:
             parameters = {name: tensor[rows].detach() for name, tensor in leaves.items()}
@@ -165,7 +167,7 @@ class GroupTraining:
         if not self.blame:
             return gradients(leaves, batch, self.knowledge)
         joined: dict[str, Tensor | None] = dict.fromkeys(trained)
-        for rows, result in self._compute(lambda: gradients(leaves, batch, self.knowledge), some):
+        for rows, result in self.together.compute(lambda: gradients(leaves, batch, self.knowledge), some):
             if len(rows) == len(batch.key):
                 return result
             for name, gradient in result.items():
@@ -174,6 +176,18 @@ class GroupTraining:
                     joined[name] = whole = torch.zeros_like(leaves[name]) if whole is None else whole
                     whole[rows] = gradient
         return joined
+
+    @torch.no_grad()
+    def _pulled(
+        self, gradients: dict[str, Tensor | None], leaves: Mapping[str, Tensor], knowledge: Knowledge, step: int
+    ) -> dict[str, Tensor | None]:
+        """The gradients with that of the penalty, if this is in closed form."""
+        if self.pull is not None:
+            for name, pull in self.pull(leaves, context_of(knowledge, step, is_stack=True)).items():
+                if name in gradients:
+                    gradient = gradients[name]
+                    gradients[name] = pull if gradient is None else pull.add_(gradient)
+        return gradients
 
     @torch.no_grad()
     def _private_gradients(
@@ -212,47 +226,6 @@ class GroupTraining:
             result: dict[str, Tensor] = torch.vmap(one)(parameters, others, noise, batch.tensors(), knowledge)
         return {**result}
 
-    def _compute(
-        self, together: Callable[[], dict[Any, Any]], some: Callable[[Sequence[int]], dict[Any, Any]]
-    ) -> Iterator[tuple[Sequence[int], dict[Any, Any]]]:
-        """Compute for all clients that have not failed, at once or else one by one, recording those that fail.
-
-        Args:
-            together: Computes it for all rows.
-            some: Computes it for the given rows.
-        """
-        rows = [row for row in range(len(self.batch.key)) if row not in self.failures]
-        if not rows:
-            return
-        try:
-            with self._timed(rows):
-                result = some(rows) if self.failures else together()
-        except Exception:  # clients run users' code: find out which client it was
-            pass
-        else:
-            yield rows, result
-            return
-        for row in rows:
-            try:
-                with self._timed([row]):
-                    result = some([row])
-            except Exception as error:  # it may raise anything
-                self.failures[row] = failure_of(error)
-            else:
-                yield [row], result
-
-    @contextlib.contextmanager
-    def _timed(self, rows: Sequence[int]) -> Iterator[None]:
-        """Bound the time of some clients by the sum of their remaining times, and subtract what was used."""
-        if self.seconds_left is None:
-            yield
-            return
-        start = time.monotonic()
-        with within(sum(self.seconds_left[row] for row in rows)):
-            yield
-        for row in rows:
-            self.seconds_left[row] -= (time.monotonic() - start) / len(rows)
-
     def _select(self, batch: Batch, rows: Sequence[int]) -> tuple[Batch, Knowledge]:
         """The data and knowledge of some clients, as if only they were in the group."""
         chosen = batch.select(torch.tensor(rows, device=batch.key.device))
@@ -268,9 +241,18 @@ class GroupTraining:
     @torch.no_grad()
     def _around(self, function: AroundBatch | None, step: int) -> None:
         """Apply the program before or after the steps on a batch, for the clients that take them."""
-        if function is not None:
-            mapped = torch.vmap(lambda p, k: function(p, context_of(k, step)).values())
-            self._change(mapped(dict(self.part.parameters), self.knowledge), step)
+        if function is None:
+            return
+        parameters, on_stack = dict(self.part.parameters), self._on_stack(function)
+
+        def one(p: Parameters, k: Knowledge) -> dict[str, dict[str, Tensor]]:
+            return function(p, context_of(k, step, is_stack=on_stack)).values()
+
+        self._change((one if on_stack else torch.vmap(one))(parameters, self.knowledge), step)
+
+    def _on_stack(self, function: object) -> bool:
+        """Whether a function is called on the whole group without ``vmap``."""
+        return self.takes_stacks and takes_stacks(function)
 
     @torch.no_grad()
     def _program_step(
@@ -283,16 +265,19 @@ class GroupTraining:
         gradients = {name: gradient for name, gradient in raw.items() if gradient is not None}
 
         def compute(p: Any, g: Any, batch: Batch, knowledge: Knowledge) -> dict[tuple[str, str], Tensor]:
+            on_stack = self._on_stack(rule)
+
             def one(p: Any, g: Any, t: dict[str, Tensor], k: Knowledge) -> dict[tuple[str, str], Tensor]:
                 shown = None if client.privacy is not None else batch.replace(t)
-                change = rule(client, p, g, shown, context_of(k, step))
+                change = rule(client, p, g, shown, context_of(k, step, is_stack=on_stack))
                 kinds = {**change.values(), "gradients": g if change.gradients is None else change.gradients}
                 return {
                     (kind, name): tensor for kind, parameters in kinds.items() for name, tensor in parameters.items()
                 }
 
             with autocast():
-                result: dict[tuple[str, str], Tensor] = torch.vmap(one)(p, g, batch.tensors(), knowledge)
+                mapped = one if on_stack else torch.vmap(one)
+                result: dict[tuple[str, str], Tensor] = mapped(p, g, batch.tensors(), knowledge)
             return result
 
         def some(rows: Sequence[int]) -> dict[tuple[str, str], Tensor]:
@@ -302,7 +287,7 @@ class GroupTraining:
         whole = functools.partial(compute, dict(self.part.parameters), gradients, batch, self.knowledge)
         ragged = [("client_state", name) for name in self.ragged]
         changed: dict[str, dict[str, Tensor]] = {"gradients": {}}
-        for (kind, name), tensor in self._joined(whole, some, batch, ragged).items():
+        for (kind, name), tensor in self.together.joined(whole, some, batch, ragged).items():
             changed.setdefault(kind, {})[name] = tensor
         ruled = changed.pop("gradients")
         return {**dict.fromkeys(raw), **ruled}, changed
@@ -320,14 +305,18 @@ class GroupTraining:
         if not any(changed.values()):
             return
         active_C = self.part.steps(step)
-        self.part.put(changed.get("parameters", {}), active_C)
         for kind in ("anchor", "client_state"):
-            parameters = self.knowledge[kind]
-            new = {
-                name: where_clients(active_C, tensor, parameters[name])
-                for name, tensor in changed.get(kind, {}).items()
-            }
-            self.knowledge[kind] = {**parameters, **new}
+            old, new = self.knowledge[kind], dict(changed.get(kind, {}))
+            for name, tensor in new.items():
+                value = where_clients(active_C, tensor, old[name])
+                new[name] = value.clone() if self._moves(value) else value
+            self.knowledge[kind] = {**old, **new}
+        self.part.put(changed.get("parameters", {}), active_C)
+
+    def _moves(self, tensor: Tensor) -> bool:
+        """Whether a tensor shares the memory of parameters, which the next step changes."""
+        place = tensor.untyped_storage().data_ptr()
+        return any(place == parameter.untyped_storage().data_ptr() for parameter in self.part.parameters.values())
 
     def ask(
         self,
@@ -363,12 +352,18 @@ class GroupTraining:
             return {}
 
         def compute(parameters: Mapping[str, Tensor], batch: Batch, knowledge: Knowledge) -> dict[str, Tensor]:
-            def one(p: dict[str, Tensor], t: dict[str, Tensor], k: Knowledge) -> dict[str, Tensor]:
-                values, context = batch.replace(t), context_of(k)
-                return spread_outputs({name: f(self.client, p, values, context) for name, f in functions.items()})
+            def one(
+                p: dict[str, Tensor], t: dict[str, Tensor], k: Knowledge, *, on_stack: bool = False
+            ) -> dict[str, Tensor]:
+                values, context = batch.replace(t), context_of(k, is_stack=on_stack)
+                chosen = {name: f for name, f in functions.items() if self._on_stack(f) == on_stack}
+                return spread_outputs({name: f(self.client, p, values, context) for name, f in chosen.items()})
 
+            given = dict(parameters), batch.tensors(), knowledge
             with autocast():
-                result: dict[str, Tensor] = torch.vmap(one)(dict(parameters), batch.tensors(), knowledge)
+                result = one(*given, on_stack=True)
+                if not all(map(self._on_stack, functions.values())):
+                    result |= torch.vmap(one)(*given)
             return result
 
         def some(rows: Sequence[int]) -> dict[str, Tensor]:
@@ -376,22 +371,4 @@ class GroupTraining:
             return compute(values, *self._select(self.batch, rows))
 
         whole = functools.partial(compute, parameters, self.batch, self.knowledge)
-        return self._joined(whole, some, self.batch, per_example)
-
-    def _joined(
-        self,
-        together: Callable[[], dict[Any, Tensor]],
-        some: Callable[[Sequence[int]], dict[Any, Tensor]],
-        batch: Batch,
-        per_example: Collection[Any],
-    ) -> dict[Any, Tensor]:
-        """The results of :meth:`_compute`, (C, ...); zero for clients that fail."""
-        joined: dict[Any, Tensor] = {}
-        num_clients, num_examples = batch.example_mask.shape[:2]
-        for rows, result in self._compute(together, some):
-            if len(rows) == num_clients:
-                return result
-            for name, tensor in result.items():
-                part = pad_examples(tensor, num_examples) if name in per_example else tensor
-                joined.setdefault(name, part.new_zeros(num_clients, *part.shape[1:]))[rows] = part
-        return joined
+        return self.together.joined(whole, some, self.batch, per_example)

@@ -260,9 +260,13 @@ class InProcessExecutor(Executor):
 
     def first_client_state(self, spec: StateSpec, clients: Sequence[int], num_examples: int | None = None) -> Tensor:
         """The initial client state, (C, *shape) or (C, N, *shape)."""
+        return self.initial_client_state(spec, clients, num_examples).clone()
+
+    def initial_client_state(self, spec: StateSpec, clients: Sequence[int], num_examples: int | None = None) -> Tensor:
+        """:meth:`first_client_state` to be read only, without a copy for each client."""
         initial = spec.initial.to(self.fabric.device)
         size = () if not spec.per_example else (num_examples or max(map(self.collator.size, clients), default=0),)
-        return initial.expand(len(clients), *size, *initial.shape).clone()
+        return initial.expand(len(clients), *size, *initial.shape)
 
     def _as_rows(self, clients: Sequence[int], named: Mapping[str, Tensor]) -> Payload:
         """Rows of clients by their names, with client state of examples as long as that of the largest client."""

@@ -16,6 +16,7 @@ from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam
 
 from fl_lightning.executors.optimizer_state import check_optimizer
 from fl_lightning.executors.storage import Allocate, in_memory
+from fl_lightning.kernels.per_client import along
 from fl_lightning.optimizers import TouchedAdam, TouchedAdamW, TouchedSGD
 from fl_lightning.round.client import ClientModule, OptimizerFactory
 from fl_lightning.round.payload import Payload
@@ -266,13 +267,15 @@ class StackSlice:
             for member in members:
                 member.grad = None
 
-    def steps(self, step: int) -> Tensor:
-        """Which clients take step number ``step``, boolean (clients,)."""
+    def steps(self, step: int) -> Tensor | None:
+        """Which clients take step number ``step``, boolean (clients,); None if all do."""
+        if all(step < number for number in self.num_steps):
+            return None
         active = [step < number for number, size in zip(self.num_steps, self.sizes, strict=True) for _ in range(size)]
         return torch.tensor(active, device=next(iter(self.parameters.values())).device)
 
     @torch.no_grad()
-    def put(self, tensors: Mapping[str, Tensor], active_C: Tensor) -> None:
+    def put(self, tensors: Mapping[str, Tensor], active_C: Tensor | None) -> None:
         """Change parameters of the active clients, (clients, *shape)."""
         for name, tensor in tensors.items():
             self.parameters[name].copy_(where_clients(active_C, tensor, self.parameters[name]))
@@ -312,9 +315,9 @@ class StackSlice:
                         storage[rows] = value if self.together else value[None]
 
 
-def where_clients(active_C: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """The new values of the active clients and the old ones of the others, (clients, ...)."""
-    return torch.where(active_C.view(-1, *[1] * (new.dim() - 1)), new, old)
+def where_clients(active_C: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
+    """The new values of the active clients and the old ones of the others, (clients, ...); None if all are active."""
+    return new if active_C is None else torch.where(along(active_C, new), new, old)
 
 
 def rows_of(positions: Sequence[int], device: torch.device) -> slice | Tensor:

@@ -18,7 +18,7 @@ from fl_lightning.batches.base import Batch, Collator, single
 from fl_lightning.executors.base import Executor
 from fl_lightning.executors.budget import client_bytes
 from fl_lightning.executors.failure import failure_of
-from fl_lightning.executors.group import GroupTraining, Knowledge, context_of
+from fl_lightning.executors.group import GroupTraining, Knowledge, context_of, takes_stacks
 from fl_lightning.executors.grouping import Groups
 from fl_lightning.executors.hand_over import handed_over, handed_over_after_trial, why_one_by_one
 from fl_lightning.executors.private import SPENT, check_private_stage
@@ -183,7 +183,7 @@ class StackedExecutor(StackedClients):
         )
         if self.client.privacy is not None:
             client_state = training.knowledge["client_state"]
-            client_state[SPENT], training.failures = self._spend(client_state[SPENT], clients, request)
+            client_state[SPENT], training.together.failures = self._spend(client_state[SPENT], clients, request)
         keys = self.keys(request.address.round_idx, stage.name, clients, max(num_steps, default=0))
         with self._client_in_training():
             trained = training.run(stack.part(positions, num_steps, stage.optimizer), keys, self.fabric.autocast)
@@ -195,20 +195,23 @@ class StackedExecutor(StackedClients):
             *upload.extras.values(),
             *(m for m in client_state.values() if m.is_floating_point()),
         ]
+        failures = training.together.failures
         for row, fine in enumerate(finite_rows(result).tolist()):
             if not fine:
-                training.failures.setdefault(row, "its parameters or its update are not finite after local training")
-        failed = sorted(training.failures)
-        succeeded = [row for row in range(len(clients)) if row not in training.failures]
+                training.together.failures.setdefault(
+                    row, "its parameters or its update are not finite after local training"
+                )
+        failed = sorted(failures)
+        succeeded = [row for row in range(len(clients)) if row not in failures]
         if failed:
-            lost = [positions[row] for row in failed]
-            stack.load({name: tensor[failed] for name, tensor in start.items()}, lost)
-            stack.forget(lost)
+            places = [positions[row] for row in failed]
+            stack.load({name: tensor[failed] for name, tensor in start.items()}, places)
+            stack.forget(places)
             upload = upload.rows([clients[row] for row in succeeded])
         for name in self.lasting_state_specs():
             stack.remember(name, client_state[name][succeeded], [positions[row] for row in succeeded])
-        failures = {clients[row]: why for row, why in training.failures.items()}
-        return upload, failures, {client: new for client, new in client_data.items() if client not in failures}
+        lost = {clients[row]: why for row, why in failures.items()}
+        return upload, lost, {client: new for client, new in client_data.items() if client not in lost}
 
     def _responses(
         self,
@@ -254,7 +257,7 @@ class StackedExecutor(StackedClients):
         client_state = {
             name: self._client_state_of(clients, name, num_examples)
             if spec.lasting
-            else self.first_client_state(spec, clients, num_examples)
+            else self.initial_client_state(spec, clients, num_examples)
             for name, spec in self.state_specs.items()
         }
         return {
@@ -290,7 +293,7 @@ class StackedExecutor(StackedClients):
                             self.client, parameters, self.collator.client_data(client), context_of(known)
                         )
                 except Exception as error:  # as in training
-                    training.failures.setdefault(row, failure_of(error))
+                    training.together.failures.setdefault(row, failure_of(error))
         return client_data
 
     @contextmanager
@@ -331,8 +334,8 @@ class StackedExecutor(StackedClients):
         rule = evaluation.output
 
         def score(part: Batch) -> dict[str, Tensor]:
-            if self.takes_stacks and (rule is None or getattr(rule, "takes_stacks", False)):
-                return self.client.score_table(parameters, part, context_of(knowledge), rule)
+            if self.takes_stacks and (rule is None or takes_stacks(rule)):
+                return self.client.score_table(parameters, part, context_of(knowledge, is_stack=True), rule)
             table = torch.vmap(lambda p, t, k: self.client.score_table(p, part.replace(t), context_of(k), rule))
             return table(parameters, part.tensors(), knowledge)
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Collection, Mapping
 
-import torch
 from torch import Tensor
+
+from fl_lightning.kernels.per_client import along, norm
 
 
 def clipped(
@@ -24,7 +25,6 @@ def clipped(
             groups.setdefault(part if part in models else "", {})[name] = gradient
     result: dict[str, Tensor | None] = dict(gradients)
     for group in groups.values():
-        norm_C = torch.stack([g.reshape(len(g), -1).norm(dim=1) for g in group.values()]).norm(dim=0)
-        factor_C = (most / (norm_C + 1e-6)).clamp(max=1.0)
-        result |= {name: g * factor_C.view(-1, *[1] * (g.dim() - 1)) for name, g in group.items()}
+        factor_C = (most / (norm(list(group.values()), is_stack=True) + 1e-6)).clamp(max=1.0)
+        result |= {name: g * along(factor_C, g) for name, g in group.items()}
     return result

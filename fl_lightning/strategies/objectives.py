@@ -3,9 +3,11 @@
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: "Federated Optimization in Heterogeneous Networks", MLSys 2020, eq. 2: the
 proximal term. Baek, Jeong, Jin, Yoon, Hwang: "Personalized Subgraph Federated Learning", ICML 2023, section 4.2: the L1
 norm of personal masks beside a proximal term.
+
+Each term also has its ``gradient`` in closed form, in new tensors, which costs a fraction of the way through autograd.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,20 +21,29 @@ from fl_lightning.strategies.base import select_names
 
 @dataclass(frozen=True)
 class Proximal:
-    """μ/2 ‖θ - θ_received‖².
+    """μ/2 ‖θ - center‖².
 
     Attributes:
         weight: μ.
-        names: The parameters in θ; None for all.
+        names: The parameters in θ; None for all that have a center.
+        center: What they are pulled to, by name; None for the parameters as the stage began.
     """
 
     weight: float
     names: tuple[str, ...] | None = None
+    center: Callable[[Context], Parameters] | None = None
 
     def __call__(self, parameters: Parameters, context: Context) -> Tensor:
-        """Half the weighted squared distance to the received parameters."""
-        names = parameters if self.names is None else self.names
-        return 0.5 * self.weight * _total((parameters[name] - context.anchor[name]).square().sum() for name in names)
+        """Half the weighted squared distance."""
+        return 0.5 * self.weight * _total(each.square().sum() for each in self._apart(parameters, context).values())
+
+    def gradient(self, parameters: Parameters, context: Context) -> Parameters:
+        """μ (θ - center)."""
+        return {name: each.mul_(self.weight) for name, each in self._apart(parameters, context).items()}
+
+    def _apart(self, parameters: Parameters, context: Context) -> dict[str, Tensor]:
+        center = context.anchor if self.center is None else self.center(context)
+        return {name: parameters[name] - center[name] for name in (center if self.names is None else self.names)}
 
 
 @dataclass(frozen=True)
@@ -51,6 +62,10 @@ class L1Norm:
         """The weighted sum of absolute values."""
         return self.weight * _total(parameters[name].abs().sum() for name in self.names)
 
+    def gradient(self, parameters: Parameters, context: Context) -> Parameters:
+        """λ sign(θ)."""
+        return {name: parameters[name].sign().mul_(self.weight) for name in self.names}
+
 
 @dataclass(frozen=True)
 class Sum:
@@ -60,11 +75,19 @@ class Sum:
         terms: At least one.
     """
 
-    terms: tuple[Penalty, ...]
+    terms: "tuple[Proximal | L1Norm, ...]"
 
     def __call__(self, parameters: Parameters, context: Context) -> Tensor:
         """The sum of the terms."""
         return _total(term(parameters, context) for term in self.terms)
+
+    def gradient(self, parameters: Parameters, context: Context) -> Parameters:
+        """The sum of the terms' gradients."""
+        total: dict[str, Tensor] = {}
+        for term in self.terms:
+            for name, each in term.gradient(parameters, context).items():
+                total[name] = total[name] + each if name in total else each
+        return total
 
 
 def sparse_masks(
@@ -81,7 +104,7 @@ def sparse_masks(
     Raises:
         ValueError: The net has no masks to make sparse.
     """
-    terms: list[Penalty] = []
+    terms: list[Proximal | L1Norm] = []
     if sparsity_weight:
         terms += [L1Norm(sparsity_weight, select_names(names, ["*mask*"]))]
     if proximal_weight:

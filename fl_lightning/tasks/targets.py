@@ -163,7 +163,8 @@ class Classes(Target):
 
     def _blend(self, logits: Tensor, other: Tensor, share: Tensor) -> Tensor:
         """Logarithms of the mean probabilities."""
-        return _log_mean(logits.log_softmax(dim=-1), other.log_softmax(dim=-1), share)
+        log_p, log_q = (each.mT.log_softmax(dim=-2).mT for each in (logits, other))  # classes first, as in the loss
+        return _log_mean(log_p, log_q, share)
 
     def strata(self, y_N: Tensor) -> Tensor:
         """The classes."""

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from fl_lightning.batches.base import Batch
 from fl_lightning.federation import Federation
+from fl_lightning.kernels.per_client import along
 from fl_lightning.models.output import NetOutput
 from fl_lightning.round.client import ClientModule, parameters_of
 from fl_lightning.round.context import Context, Parameters
@@ -99,8 +100,8 @@ class APFL(Twins):
             w = parameters[f"shared.{name}"]
             received = context.received.get(f"shared.{name}")  # of a layer that is each client's own, nothing
             if "own" in context.received and received is not None:
-                w = torch.where(_along(context.received["own"], w), w, received)
-            alpha = _along(parameters["alpha"], v) if "alpha" in parameters else self.mixture
+                w = torch.where(along(context.received["own"], w), w, received)
+            alpha = along(parameters["alpha"], v) if "alpha" in parameters else self.mixture
             mixed[f"personal.{name}"] = alpha * v + (1 - alpha) * w
         return client.part_output("personal", mixed, batch)
 
@@ -115,6 +116,8 @@ class APFL(Twins):
             return Change(gradients=others)
         alpha = (parameters["alpha"] - self.rate * gradients["alpha"]).clamp(0, 1)
         return Change(gradients=others, parameters={"alpha": alpha})
+
+    move_alpha.takes_stacks = True  # type: ignore[attr-defined]
 
     def predicts_trained(self) -> bool:
         """True: the shared model that a client mixes with its own also lives on."""
@@ -146,8 +149,3 @@ class APFL(Twins):
     def metrics(self) -> Mapping[str, float]:
         """The share of the evaluated mixtures with the client's own w_i."""
         return {"server/own_mixtures": len(self.responded) / len(self.federation.training_clients)}
-
-
-def _along(number: Tensor, tensor: Tensor) -> Tensor:
-    """A client's number, or those of a stack, shaped to broadcast against the client's tensor."""
-    return number.reshape(*number.shape, *[1] * (tensor.dim() - number.dim()))

@@ -17,17 +17,17 @@ import dataclasses
 import warnings
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from fl_lightning.batches.base import Batch
 from fl_lightning.federation import Federation
 from fl_lightning.models.twin import Twin
-from fl_lightning.round.client import ClientModule, Penalty, parameters_of
+from fl_lightning.round.client import ClientModule, parameters_of
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.program import Change, LocalProgram
 from fl_lightning.round.stage import Stage
 from fl_lightning.strategies.mixing.twins import Twins
+from fl_lightning.strategies.objectives import Proximal
 
 
 @dataclass(kw_only=True, eq=False)
@@ -60,19 +60,16 @@ class Ditto(Twins):
                 stacklevel=2,
             )
 
-    def penalty(self) -> Penalty | None:
+    def penalty(self) -> Proximal | None:
         """λ/2 ‖v - θ‖²."""
-        return self.distance if self.proximal_weight and not self.decoupled else None
-
-    def distance(self, parameters: Parameters, context: Context) -> Tensor:
-        """Half the weighted squared distance of the personal model to the received one."""
-        apart = [(v - theta).square().sum() for v, theta in _pairs(parameters, context).values()]
-        return 0.5 * self.proximal_weight * torch.stack(apart).sum()
+        return Proximal(self.proximal_weight, center=received) if self.proximal_weight and not self.decoupled else None
 
     def pull(self, parameters: Parameters, context: Context) -> Change:
         """The pull as a step of its own."""
-        pairs = _pairs(parameters, context)
+        pairs = {name: (parameters[name], theta) for name, theta in received(context).items()}
         return Change(parameters={name: v - self.step * (v - theta) for name, (v, theta) in pairs.items()})
+
+    pull.takes_stacks = True  # type: ignore[attr-defined]
 
     def training(self, round_idx: int) -> Stage:
         """Both models take a step on every batch."""
@@ -93,7 +90,6 @@ def both_losses(client: ClientModule, parameters: Parameters, batch: Batch, cont
 both_losses.takes_stacks = True  # type: ignore[attr-defined]
 
 
-def _pairs(parameters: Parameters, context: Context) -> dict[str, tuple[Tensor, Tensor]]:
-    """Each personal parameter v with the shared one as received, θ."""
-    theta = parameters_of("shared", context.anchor)
-    return {f"personal.{name}": (v, theta[name]) for name, v in parameters_of("personal", parameters).items()}
+def received(context: Context) -> Parameters:
+    """The shared model as received, θ, by the names of the personal parameters."""
+    return {f"personal.{name}": theta for name, theta in parameters_of("shared", context.anchor).items()}

@@ -25,11 +25,11 @@ import torch
 from torch import Tensor
 
 from fl_lightning.relations.similarity import cosine_similarity
-from fl_lightning.round.client import Penalty
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload, flatten
 from fl_lightning.round.stage import Stage
 from fl_lightning.strategies.mixing.model_table import ModelTable
+from fl_lightning.strategies.objectives import Proximal
 
 
 @dataclass(kw_only=True, eq=False)
@@ -86,15 +86,13 @@ class FedAMP(ModelTable):
         sigma = float(distance_CC[others_CC].median()) if self.bandwidth is None else self.bandwidth
         return (-distance_CC / sigma).exp() if sigma > 0 else torch.ones_like(distance_CC)
 
-    def penalty(self) -> Penalty | None:
+    def penalty(self) -> Proximal | None:
         """μ/2 ‖x - u_i‖²."""
-        return self.distance if self.proximal_weight else None
+        return Proximal(self.proximal_weight, center=self.clouds) if self.proximal_weight else None
 
-    def distance(self, parameters: Parameters, context: Context) -> Tensor:
-        """Half the weighted squared distance to the model at the server."""
-        clouds = {name: context.received.get(f"cloud/{name}", context.anchor[name]) for name in self.shared}
-        apart = [(parameters[name] - cloud).square().sum() for name, cloud in clouds.items()]
-        return 0.5 * self.proximal_weight * torch.stack(apart).sum()
+    def clouds(self, context: Context) -> Parameters:
+        """The client's model at the server, u_i."""
+        return {name: context.received.get(f"cloud/{name}", context.anchor[name]) for name in self.shared}
 
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
         """u_i; as further tensors to clients that begin at their own model."""

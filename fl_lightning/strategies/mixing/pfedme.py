@@ -108,6 +108,8 @@ class PFedMe(FedAvg):
         """w_i <- w_i + c (x_i - w_i) after the last step on a batch."""
         return Change(anchor={name: context.anchor[name].lerp(x, self.anchor_share) for name, x in parameters.items()})
 
+    begin.takes_stacks = follow.takes_stacks = True  # type: ignore[attr-defined]
+
     def update(self, name: str, before: Tensor, mixed: Tensor) -> Tensor:
         """(1 - β) w + β times the mean."""
         return before.lerp(mixed, self.relaxation)

@@ -35,7 +35,7 @@ def shared_output(client: ClientModule, parameters: Parameters, batch: Batch, co
     return run_route(client.net, parameters, batch, "shared")
 
 
-local_loss.takes_stacks = shared_output.takes_stacks = True  # type: ignore[attr-defined]
+copy_once.takes_stacks = local_loss.takes_stacks = shared_output.takes_stacks = True  # type: ignore[attr-defined]
 
 
 def shared_routes(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:

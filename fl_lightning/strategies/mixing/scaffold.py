@@ -49,18 +49,30 @@ def corrected(
     client: ClientModule, parameters: Parameters, gradients: Parameters, batch: Batch | None, context: Context
 ) -> Change:
     """G + c - c_i for the optimizer, and the sum of the gradients so far, if it is needed."""
-    received = {name.removeprefix("correction/"): correction for name, correction in context.received.items()}
+    received = corrections(context)
     return Change(
         gradients={name: g + received[name] if name in received else g for name, g in gradients.items()},
-        client_state={
-            name: total + gradients[name] for name, total in context.client_state.items() if name in gradients
-        },
+        client_state=summed(gradients, context),
     )
+
+
+def corrections(context: Context) -> dict[str, Tensor]:
+    """C - c_i as received, by parameter."""
+    return {name.removeprefix("correction/"): correction for name, correction in context.received.items()}
+
+
+def summed(gradients: Parameters, context: Context) -> dict[str, Tensor]:
+    """The sum of the gradients so far, which is 0 before the first step, if it is needed."""
+    totals = {name: total for name, total in context.client_state.items() if name in gradients}
+    return {name: total + gradients[name] if context.step else gradients[name] for name, total in totals.items()}
 
 
 def sum_of_gradients(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Parameters:
     """The sum of the gradients of all steps, Σ_k g_i(y_k)."""
     return context.client_state
+
+
+corrected.takes_stacks = sum_of_gradients.takes_stacks = True  # type: ignore[attr-defined]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -124,6 +136,8 @@ class SCAFFOLD(Mixing):
     def displacement(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Parameters:
         """(θ - y) / η."""
         return {n: (context.anchor[n] - parameters[n]) / self.federation.learning_rate for n in self.shared}
+
+    displacement.takes_stacks = True  # type: ignore[attr-defined]
 
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
         """The model, and each client's correction."""

@@ -23,12 +23,12 @@ import torch
 from torch import Tensor
 
 from fl_lightning.federation import Federation
-from fl_lightning.round.client import Penalty
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Evaluation, Stage
 from fl_lightning.strategies.mixing.aggregation import Aggregation
 from fl_lightning.strategies.mixing.base import Mixing
+from fl_lightning.strategies.objectives import Proximal, Sum
 
 
 @dataclass(kw_only=True, eq=False)
@@ -110,17 +110,16 @@ class SFL(Mixing):
                 models[name][row] = torch.tensordot((weight_T / weight_T.sum()).to(v), v, dims=1)
         return Payload(clients=tuple(clients), parameters=models)
 
-    def penalty(self) -> Penalty | None:
-        """Both pulls."""
-        return self.pulls if self.proximal_weight else None
-
-    def pulls(self, parameters: Parameters, context: Context) -> Tensor:
+    def penalty(self) -> Sum | None:
         """λ/2 (‖x - start‖² + ‖x - other‖²), w being one of them and u_i the other."""
-        ends = [
-            (name, end) for name in self.shared for end in (context.anchor[name], context.received[f"other/{name}"])
-        ]
-        apart = [(parameters[name] - end).square().sum() for name, end in ends]
-        return 0.5 * self.proximal_weight * torch.stack(apart).sum()
+        if not self.proximal_weight:
+            return None
+        start, other = Proximal(self.proximal_weight, self.shared), Proximal(self.proximal_weight, center=self.other)
+        return Sum((start, other))
+
+    def other(self, context: Context) -> Parameters:
+        """The model that the client does not start from."""
+        return {name: context.received[f"other/{name}"] for name in self.shared}
 
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
         """Both models, w and u_i."""

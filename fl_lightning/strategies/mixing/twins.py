@@ -100,7 +100,7 @@ def blended(client: ClientModule, outputs: tuple[NetOutput, NetOutput], share: T
     Args:
         client: The client, whose task defines the mean.
         outputs: Those of the shared and of the personal model.
-        share: The personal model's weight, a scalar, or (C,) for a stack of clients.
+        share: The personal model's weight, a scalar, or (C,) for a stack of clients; (S, 1 or C) for S means.
     """
     shared, personal = outputs
     share = share[..., None, None].to(shared.logits.dtype)

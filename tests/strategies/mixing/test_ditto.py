@@ -113,7 +113,7 @@ def test_gradient_of_the_pull() -> None:
     given = {name: tensor.requires_grad_() for name, tensor in given.items()}
     anchor = {"shared.a": torch.tensor([0.5, 1.0]), "personal.a": torch.tensor([7.0, 7.0])}
 
-    pull = Ditto(proximal_weight=0.3).distance(given, Context(anchor=anchor))
+    pull = Ditto(proximal_weight=0.3).penalty()(given, Context(anchor=anchor))
     pull.backward()
 
     assert pull.item() == pytest.approx(0.15 * (0.25 + 9))

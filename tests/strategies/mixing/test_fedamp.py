@@ -88,7 +88,7 @@ def test_gradient_of_the_pull() -> None:
         Context(anchor={"a": torch.zeros(2)}, received={"cloud/a": torch.tensor([0.5, 1.0])}),
     ):
         x.grad = None
-        strategy.distance({"a": x}, context).backward()
+        strategy.penalty()({"a": x}, context).backward()
         torch.testing.assert_close(x.grad, 0.3 * torch.tensor([0.5, -3.0]))
 
 
