@@ -225,11 +225,10 @@ class SequentialExecutor(SequentialClients):
     @staticmethod
     def _change(module: ClientModule, change: Change) -> None:
         """Change a client's parameters, anchor or client state."""
+        old = module.context  # copies, since a new value may be a parameter, which the next step changes
+        anchor = {**old.anchor, **{name: value.clone() for name, value in change.anchor.items()}}
+        client_state = {**old.client_state, **{name: value.clone() for name, value in change.client_state.items()}}
         load(module, change.parameters)
-        anchor, client_state = (
-            {**module.context.anchor, **change.anchor},
-            {**module.context.client_state, **change.client_state},
-        )
         module.context = dataclasses.replace(module.context, anchor=anchor, client_state=client_state)
 
     def _private_gradient(

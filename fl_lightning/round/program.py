@@ -12,7 +12,8 @@ batch:
     final                     after the last step
 
 ``context.step`` counts the steps of the stage. Both executors run programs, the stacked one for all clients at once
-under ``torch.vmap``, so a branch may depend only on Python numbers such as ``context.step``.
+under ``torch.vmap``, so a branch may depend only on Python numbers such as ``context.step``. ``vmap`` takes longer than
+small steps do; what a function computes value by value needs none of it. It then has a true attribute ``takes_stacks``.
 """
 
 from collections.abc import Callable, Mapping

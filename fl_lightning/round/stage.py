@@ -108,8 +108,11 @@ class Stage:
         num_steps: Number of local steps, instead of epochs.
         trained: Shell-style patterns of the parameters that are trained.
         objective: The local loss, instead of the client's own. A function with a true attribute ``takes_stacks``
-            itself computes on a stack of clients if the net does, and returns a loss for each, (C,).
-        penalty: Term added to the local loss.
+            itself computes on a stack of clients if the net does, and returns a loss for each, (C,). The same holds for
+            functions of the program and for client outputs.
+        penalty: Term added to the local loss. If it has an attribute ``gradient``, a function of the same arguments
+            that computes on one client and on a stack, new tensors by name, the stacked executor adds that to the
+            gradient instead.
         program: What the strategy needs around the steps: pure functions of one client.
         optimizer: Builds an optimizer for this stage alone, whose state ends with it; None for the client's own.
         reset_optimizer: Reset the local optimizer instead of keeping its state over the rounds.

@@ -31,7 +31,6 @@ from torch import Tensor
 from fl_lightning.batches.base import Batch
 from fl_lightning.federation import Federation
 from fl_lightning.kernels.per_client import along, norm
-from fl_lightning.models.output import NetOutput
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
@@ -40,7 +39,7 @@ from fl_lightning.round.stage import Evaluation, Rows, Stage
 from fl_lightning.strategies.base import SumWeighting
 from fl_lightning.strategies.mixing.ditto import Ditto
 from fl_lightning.strategies.mixing.scaffold import SCAFFOLD, corrected, corrections, summed
-from fl_lightning.strategies.mixing.twins import blended, blended_output, part_outputs, shared_output
+from fl_lightning.strategies.mixing.twins import blended_output, blends, part_outputs, shared_output
 from fl_lightning.strategies.share_choice import ShareChoice
 from fl_lightning.strategies.trials import SHARES, require_direction, score_of
 
@@ -98,8 +97,6 @@ class TwinScaffold(Ditto, SCAFFOLD):
         bounded = {name: torch.addcmul(gradients[name], along(factor, r), r) for name, r in received.items()}
         return Change(gradients={**gradients, **bounded}, client_state=summed(gradients, context))
 
-    bounded.takes_stacks = True  # type: ignore[attr-defined]
-
     def stages(self, round_idx: int) -> Sequence[Stage]:
         """SCAFFOLD's exchange, in some rounds with scores for the choice of s."""
         (stage,) = super().stages(round_idx)
@@ -111,13 +108,11 @@ class TwinScaffold(Ditto, SCAFFOLD):
     def scores(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
         """The validation metric of the received model blended with the personal one, for each share, (S, 2)."""
         current = {name: context.anchor[name] if name in self.shared else own for name, own in parameters.items()}
-        share = torch.tensor(self.shares, device=batch.key.device).view(-1, *[1] * batch.key.dim())
-        mean = blended(client, part_outputs(client, current, batch), share)
-        outputs = [NetOutput(logits, mean.embedding) for logits in mean.logits]
+        outputs = blends(client, part_outputs(client, current, batch), self.shares)
         scores = [score_of(client, current, batch, context, lambda *_, output=output: output) for output in outputs]
         return torch.stack(scores, dim=-2)
 
-    scores.takes_stacks = True  # type: ignore[attr-defined]
+    bounded.takes_stacks = scores.takes_stacks = True  # type: ignore[attr-defined]
 
     def join(self) -> Stage:
         """An unseen client trains its personal model alone."""

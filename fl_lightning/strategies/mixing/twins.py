@@ -100,8 +100,21 @@ def blended(client: ClientModule, outputs: tuple[NetOutput, NetOutput], share: T
     Args:
         client: The client, whose task defines the mean.
         outputs: Those of the shared and of the personal model.
-        share: The personal model's weight, a scalar, or (C,) for a stack of clients; (S, 1 or C) for S means.
+        share: The personal model's weight, a scalar, or (C,) for a stack of clients; (S,) or (S, 1) for S means.
     """
     shared, personal = outputs
     share = share[..., None, None].to(shared.logits.dtype)
     return NetOutput(client.task.target.blend(shared.logits, personal.logits, share), personal.embedding)
+
+
+def blends(client: ClientModule, outputs: tuple[NetOutput, NetOutput], shares: Sequence[float]) -> list[NetOutput]:
+    """The weighted means for several shares; what does not depend on the share is computed once.
+
+    Args:
+        client: The client, whose task defines the mean.
+        outputs: Those of the shared and of the personal model, of one client or of a stack.
+        shares: The personal model's weights.
+    """
+    logits = outputs[0].logits
+    mean = blended(client, outputs, logits.new_tensor(shares).view(-1, *[1] * (logits.dim() - 2)))
+    return [NetOutput(logits, mean.embedding) for logits in mean.logits]
