@@ -8,6 +8,7 @@ import pytest
 import torch
 from both_executors import both_executors
 from sites import OPEN, make_sites
+from strategies.test_contract import every_strategy, tiny
 from task_data import graph_data, link_data, ring
 from torch.optim import SGD
 from torch_geometric.data import Data
@@ -24,6 +25,7 @@ from fl_lightning.data import (
     ScarceSplit,
 )
 from fl_lightning.models import GCN
+from fl_lightning.relations.topology import Ring
 from fl_lightning.remote import LoopbackChannel, federate
 from fl_lightning.report.record import RunRecord
 from fl_lightning.run.callback import Callback
@@ -31,28 +33,40 @@ from fl_lightning.strategies import (
     AdaFGL,
     FedAvg,
     FedAvgFinetune,
+    FedBN,
+    FedGCN,
+    FedGNN,
     FedGTA,
     FedProto,
     FedSagePlus,
+    FedStruct,
+    Oracle,
     PFedHN,
     Pooled,
     TwinScaffold,
 )
 
 RATE = functools.partial(SGD, lr=0.05)
+#: Methods that cannot do without the nodes or edges, and what they say.
+REFUSING = dict.fromkeys((AdaFGL, FedGNN, FedSagePlus), "computes with the very nodes that it has trained on") | {
+    FedGCN: "FedGCN needs the edges between the clients",
+    FedStruct: "FedStruct needs the edges between the clients",
+    TwinScaffold: "chooses on validation nodes",
+}
 
 
 def client() -> ClientModule:
     return ClientModule(functools.partial(GCN, hidden_channels=8), RATE)
 
 
-def data_of(tmp_path, splitter, *, weights: bool = False, num_nodes: int = 120) -> FederatedDataModule:
+def data_of(tmp_path, splitter, *, weights: bool = False, num_nodes: int = 120, **settings: Any) -> FederatedDataModule:
     draw = torch.Generator().manual_seed(3)
     edges = ring(num_nodes)
     graph = Data(x=torch.rand(num_nodes, 5, generator=draw), edge_index=edges, y=torch.arange(num_nodes) % 4)
     if weights:
         graph.edge_weight = torch.rand(edges.shape[1], generator=draw)
-    data = FederatedDataModule(graph, RandomPartitioner(4), splitter, cache_dir=str(tmp_path), root=str(tmp_path))
+    folders = {"cache_dir": str(tmp_path), "root": str(tmp_path)}
+    data = FederatedDataModule(graph, RandomPartitioner(4), splitter, **folders, **settings)
     data.setup()
     return data
 
@@ -112,6 +126,29 @@ def test_training_sees_nothing_of_unseen_nodes(executor, strategy, weights, make
     assert all(bool(value.isfinite().all()) for value in clean.values())
     assert_same(clean, poisoned)
     assert any(not torch.equal(clean[name], transductive[name]) for name in clean)
+
+
+@pytest.mark.full
+@every_strategy
+@pytest.mark.filterwarnings("ignore:DFedAvgM is for SGD with momentum")
+@pytest.mark.filterwarnings("ignore:the maps cannot make the clients agree")
+def test_no_method_sees_unseen_nodes(kind, make_trainer, assert_same, tmp_path) -> None:
+    """What clients and server have in the end is the same to the bit, or the method refuses."""
+    runs = []
+    for callbacks in ([], [Poison(held_out)]):
+        data = data_of(tmp_path, InductiveSplit(ClientSplit(0.5, 0.25)), relation_graph=Ring())
+        strategy = Oracle(groups=[0, 1, 0, 1]) if kind is Oracle else tiny(kind)
+        net = functools.partial(GCN, hidden_channels=8, batch_norm=kind is FedBN)
+        trainer = make_trainer(num_rounds=2, callbacks=callbacks)
+        client = kind.client_class(None if kind.own_net else net, RATE)
+        if kind in REFUSING:
+            with pytest.raises(ValueError, match=REFUSING[kind]):
+                trainer.fit(client, data, strategy)
+            return
+        trainer.fit(client, data, strategy)
+        state = trainer.run.executor.state()
+        runs.append((dict(state.parameters), dict(state.extras), trainer.run.strategy.state_dict()))
+    assert_same(*runs)
 
 
 @both_executors
