@@ -8,12 +8,14 @@ thread, and stops after so many ``--minutes``; the same command goes on. In each
 
 - a choice among all default candidates by the command's own search, on seeds that no study reports: ``--budget 10runs
   --seeds 1``, then ``--budget 20runs --seeds 3``; a run has 99 rounds (180 in C), which nine divides as halving does;
-- the reference: every candidate but the ceiling to convergence on two seeds that did not choose, with the learning
-  rate that tuning chose most often in the leaderboards and otherwise as in ``studies/twin.yaml``. What that study has
-  is taken from it.
+- the reference: the level of every candidate, from tuned cells of the leaderboards (seeds 0 to 4, in B 0 to 2), in the
+  table to convergence where that has the pair. What the leaderboards lack, or had not finished (``reference`` in
+  benchmarks/choose.yaml), is trained on seeds 0 and 1 until validation stops improving; its level is that of another
+  method plus the mean difference of the two, paired over these seeds. For TwinScaffold the runs of
+  ``studies/twin.yaml`` are used so where it has the case.
 
-The distance of a method is by how much its test accuracy in the reference is below that of the best method there, mean
-over seeds; a choice has the distance of the method that it names, and ``random`` the mean over all methods of the case.
+The distance of a method is by how much its level is below that of the best method; a choice has the distance of the
+method that it names, and ``random`` the mean over all methods of the case.
 ``render`` writes benchmarks/results/choose.json from the folder, and choose.md.
 """
 
@@ -24,7 +26,7 @@ import os
 import re
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
 from multiprocessing import active_children, get_context
@@ -35,18 +37,20 @@ from fl_lightning.study.schema import read_yaml
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-TWIN = ROOT / "studies" / "results" / "twin" / "runs.jsonl"
-#: Of the reference, as in studies/twin.yaml; the choices have 200 (200 to 202 for finalists, 1200 for the search).
-SEEDS = (100, 101)
+STUDIES = ROOT / "studies" / "results"
+#: Later ones count where they have at least three seeds of a pair.
+TABLES = ("leaderboard_a", "leaderboard_b", "leaderboard_c", "convergence_a", "convergence_b", "convergence_c")
+#: Of what is trained for the reference; the choices have 200 (200 to 202 for finalists, 1200 for the search).
+SEEDS = (0, 1)
 CHOICE_SEED = 200
+#: A best round in the last so many of all rounds: not finished.
+LAST = 0.1
 #: Budgets in runs, and how many seeds of the finalists they have.
 BUDGETS = {10: 1, 20: 3}
 #: The default candidates of ``fl-train choose`` without the ceiling.
 METHODS = ("SCAFFOLD", "FedAvg", "FedOpt", "TwinScaffold", "SheafRidge", "Ditto", "FedPer", "Local", "PFedMe")
 #: What one would do without choosing.
 ALWAYS = ("FedAvg", "SCAFFOLD", "FedOpt")
-#: Methods whose runs come last: the reference of a case may lack them, unless they were chosen, and then says so.
-WEAK = ("FedPer", "Local", "PFedMe")
 RANDOM = "random"
 
 Settings = dict[str, Any]
@@ -60,18 +64,18 @@ class Case:
         config: Configuration file.
         settings: Of every run, after it.
         num_rounds: Of a run of the choice.
-        tuned: Settings of the reference: what tuning chose most often.
-        methods: Settings of single methods in the reference.
-        without: Methods that do not fit the net or the task.
-        until: Patience and most rounds of the reference.
+        tuned: Settings of what is trained for the reference: the learning rate that tuning chose most often.
+        reference: What is trained for it: a method, and the method whose level it is compared with.
+        beside: What TwinScaffold is compared with where ``studies/twin.yaml`` has it.
+        until: Patience and most rounds of it.
     """
 
     config: str
     settings: Settings
     num_rounds: int = 99
     tuned: Settings
-    methods: Mapping[str, Settings] = field(default_factory=dict)
-    without: Sequence[str] = ()
+    reference: Mapping[str, str] = field(default_factory=dict)
+    beside: str = "SCAFFOLD"
     until: Mapping[str, int] = field(default_factory=lambda: {"patience": 50, "at_most": 400})
 
 
@@ -90,11 +94,6 @@ def _words(settings: Settings) -> list[str]:
     return [f"--{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in settings.items()]
 
 
-def methods_of(case: Case) -> list[str]:
-    """The methods of its reference."""
-    return [name for name in METHODS if name not in case.without]
-
-
 def arguments_of(name: str, method: str, seed: int) -> list[str]:
     """Of ``fl-train``, for a run of the reference."""
     case = CASES[name]
@@ -104,7 +103,6 @@ def arguments_of(name: str, method: str, seed: int) -> list[str]:
         **case.settings,
         "strategy": method,
         **case.tuned,
-        **case.methods.get(method, {}),
         "trainer.num_rounds": case.until["at_most"],
         "trainer.callbacks": [stop],
         "trainer.accelerator": "cpu",
@@ -174,41 +172,35 @@ def _write(path: Path, content: Any) -> str:
 # ---------------------------------------------------------------- all of them
 
 
-def twin() -> dict[tuple[str, str, int], Any]:
-    """Runs of ``studies/twin.yaml`` by case, method and seed."""
-    records = [json.loads(line) for line in TWIN.read_text().splitlines()]
-    return {
-        (record["case"], record["method"], record["seed"]): record
-        for record in records
-        if record["purpose"] == "report" and not record["error"] and record["seed"] in SEEDS
-    }
-
-
-def tasks(folder: Path, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """What is missing, what matters most first: the choices, then the reference with its first seed and its second."""
-    known = twin()
-    for budget in BUDGETS:
-        for name in names:
-            if not (path := folder / _slug(name) / f"choice-{budget}.json").exists():
-                yield choose, name, budget, path
+def tasks(folder: Path, names: Sequence[str], budgets: Sequence[int]) -> Iterator[tuple[Any, ...]]:
+    """What is missing: the choices of the smallest budget, the reference by seeds, and the other choices."""
+    for budget in sorted(budgets)[:1]:
+        yield from _choices(folder, names, budget)
     for seed in SEEDS:
-        for method in METHODS:
-            for name in names:
-                path = folder / _slug(name) / f"{method}-{seed}.json"
-                if method in methods_of(CASES[name]) and (name, method, seed) not in known and not path.exists():
+        for name in names:
+            for method in CASES[name].reference:
+                if not (path := folder / _slug(name) / f"{method}-{seed}.json").exists():
                     yield train, name, method, seed, path
+    for budget in sorted(budgets)[1:]:
+        yield from _choices(folder, names, budget)
+
+
+def _choices(folder: Path, names: Sequence[str], budget: int) -> Iterator[tuple[Any, ...]]:
+    for name in names:
+        if not (path := folder / _slug(name) / f"choice-{budget}.json").exists():
+            yield choose, name, budget, path
 
 
 def _slug(name: str) -> str:
     return re.sub(r"[^\w-]+", "-", name)
 
 
-def run(folder: Path, names: Sequence[str], workers: int, minutes: float) -> None:
+def run(missing: Iterable[tuple[Any, ...]], workers: int, minutes: float) -> None:
     """Do what is missing."""
     end = time.monotonic() + 60 * minutes
     context = get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin) as pool:
-        todo: set[Future[str]] = {pool.submit(*task) for task in tasks(folder, names)}
+        todo: set[Future[str]] = {pool.submit(*task) for task in missing}
         print(f"{len(todo)} to do", flush=True)
         while todo:
             done, todo = wait(todo, timeout=max(0.0, end - time.monotonic()), return_when=FIRST_COMPLETED)
@@ -233,57 +225,80 @@ def _begin() -> None:
 
 
 def collected(folder: Path) -> dict[str, Any]:
-    """By case: the choices, and test accuracy by method and seed, with where it is from."""
-    known = twin()
+    """By case: the choices, and the level of each method in percent."""
+    cells = {name: of_study(name) for name in (*TABLES, "twin")}
     result: dict[str, Any] = {}
     for name, case in CASES.items():
         at = folder / _slug(name)
         files = {str(budget): at / f"choice-{budget}.json" for budget in BUDGETS}
         choices = {budget: json.loads(file.read_text()) for budget, file in files.items() if file.exists()}
-        reference: dict[str, Any] = {}
-        for method in methods_of(case):
-            for seed in SEEDS:
-                path, of_twin = at / f"{method}-{seed}.json", known.get((name, method, seed))
-                record = of_twin or (json.loads(path.read_text()) if path.exists() else {"error": "missing"})
-                if not record["error"]:
-                    reference.setdefault(method, {})[str(seed)] = {
-                        "acc": record["result"]["test/acc"],
-                        "rounds": record["num_rounds"],
-                        "marks": sorted(record["marks"]),
-                        "of_twin": of_twin is not None,
-                    }
-        result[name] = {"choices": choices, "reference": reference}
+        table: dict[str, dict[int, tuple[float, bool]]] = {}
+        for study in TABLES:
+            for method, runs in cells[study].get(name, {}).items():
+                if method in METHODS and (method not in table or len(runs) >= 3):
+                    table[method] = runs
+        levels = {method: _level(runs) for method, runs in table.items()}
+        twin = cells["twin"].get(name, {})
+        for method, beside in {"TwinScaffold": case.beside, **case.reference}.items():
+            own = {seed: at / f"{method}-{seed}.json" for seed in SEEDS}
+            trained = {seed: _of(json.loads(file.read_text())) for seed, file in own.items() if file.exists()}
+            pairs = [(trained[seed][0], table[beside][seed][0]) for seed in trained if seed in table[beside]]
+            rising = any(each[1] for each in trained.values())
+            if method not in case.reference:
+                pairs = [
+                    (twin[method][seed][0], twin[beside][seed][0]) for seed in twin[method] if seed in twin[beside]
+                ]
+                rising = sum(each[1] for each in twin[method].values()) > len(twin[method]) / 2
+            if pairs:
+                gain = statistics.fmean(first - second for first, second in pairs)
+                levels[method] = {"acc": levels[beside]["acc"] + gain, "seeds": len(pairs), "rising": rising}
+                levels[method]["beside"] = beside
+        result[name] = {"choices": choices, "levels": levels}
     return result
 
 
-def distances(reference: Mapping[str, Any], needed: Sequence[str]) -> dict[str, float]:
-    """Points by which each method is behind the best one, mean over the seeds that all needed methods have.
+def of_study(name: str) -> dict[str, dict[str, dict[int, tuple[float, bool]]]]:
+    """Test accuracy in percent, and whether it was still rising, by case, method and seed."""
+    result: dict[str, dict[str, dict[int, tuple[float, bool]]]] = {}
+    file = STUDIES / name / "runs.jsonl"
+    for line in file.read_text().splitlines() if file.exists() else ():
+        record = json.loads(line)
+        if record["purpose"] == "report" and not record["error"] and "test/acc" in record["result"]:
+            method = {"pFedMe": "PFedMe"}.get(record["method"], record["method"])
+            result.setdefault(record["case"], {}).setdefault(method, {})[record["seed"]] = _of(record)
+    return result
 
-    Returns:
-        Those of the methods that have these seeds; nothing if there is no such seed.
-    """
-    seeds = set.intersection(*(set(reference.get(name, {})) for name in needed))
-    if not seeds:
-        return {}
-    whole = {name: runs for name, runs in reference.items() if seeds <= set(runs)}
-    mean = {name: 100 * statistics.fmean(runs[seed]["acc"] for seed in seeds) for name, runs in whole.items()}
-    return {name: max(mean.values()) - value for name, value in mean.items()}
+
+def _of(record: Mapping[str, Any]) -> tuple[float, bool]:
+    is_late = record["result"]["best_round"] >= (1 - LAST) * record["num_rounds"] - 1
+    is_rising = "still_rising" in record["marks"] if "marks" in record else is_late
+    return 100 * record["result"]["test/acc"], is_rising
+
+
+def _level(runs: Mapping[int, tuple[float, bool]]) -> dict[str, Any]:
+    values = list(runs.values())
+    rising = sum(each[1] for each in values) > len(values) / 2
+    return {"acc": statistics.fmean(each[0] for each in values), "seeds": len(values), "rising": rising}
+
+
+def distances(levels: Mapping[str, Any]) -> dict[str, float]:
+    """Points by which each method is behind the best one."""
+    best = max(each["acc"] for each in levels.values())
+    return {name: best - each["acc"] for name, each in levels.items()}
 
 
 def page(found: Mapping[str, Any]) -> str:
     """The page of results."""
-    rows, rest, absent = [], [], []
+    rows, rest = [], []
     columns: dict[str, list[float]] = {each: [] for each in (*map(str, BUDGETS), *ALWAYS, RANDOM)}
     always: dict[str, list[float]] = {}
     for name, content in found.items():
         chosen = {str(budget): _method(content, budget) for budget in BUDGETS}
-        needed = [each for each in methods_of(CASES[name]) if each not in WEAK or each in chosen.values()]
-        behind = distances(content["reference"], needed)
-        if not behind or not all(chosen.values()):
+        levels = content["levels"]
+        if not {*chosen.values(), *ALWAYS} <= set(levels):
             rest.append(name)
             continue
-        if missing := [each for each in methods_of(CASES[name]) if each not in behind]:
-            absent.append(f"{name}: {', '.join(missing)}")
+        behind = distances(levels)
         best = min(behind, key=lambda method: behind[method])
         row = {each: behind[method] for each, method in chosen.items()} | {each: behind[each] for each in ALWAYS}
         row[RANDOM] = statistics.fmean(behind.values())
@@ -292,7 +307,7 @@ def page(found: Mapping[str, Any]) -> str:
         for method, value in behind.items():
             always.setdefault(method, []).append(value)
         cells = [f"{chosen[each]} {value:.1f}" if each in chosen else f"{value:.1f}" for each, value in row.items()]
-        rows.append([name, f"{best} {_accuracy(content['reference'][best])}", *cells])
+        rows.append([name, f"{best} {levels[best]['acc']:.1f}{' ↗' if levels[best]['rising'] else ''}", *cells])
     number = len(rows)
     for word, function in (("mean", statistics.fmean), ("largest", max)):
         rows.append([f"**{word}**", "", *(f"**{function(values):.1f}**" for values in columns.values() if values)])
@@ -301,11 +316,11 @@ def page(found: Mapping[str, Any]) -> str:
     lines = [
         "# How far the choice is from the best method",
         "",
-        f"Of {number} cases: by how many points of test accuracy a method is behind the best candidate at "
-        f"convergence, mean over seeds {' and '.join(map(str, SEEDS))}, which chose nothing. `fl-train choose` tries "
-        f"its default candidates for the cost of so many runs, each of {CASES['Cora-10'].num_rounds} rounds "
-        f"({CASES['FL60'].num_rounds} where clients hold examples): {_budgets()}. At random: the mean over candidates. "
-        "`python benchmarks/choose.py run` and `render` make this page.",
+        f"Of {number} cases: by how many points of test accuracy a method is behind the best candidate in the "
+        "leaderboards, whose seeds chose nothing. `fl-train choose` tries its default candidates for the cost of so "
+        f"many runs, each of {CASES['Cora-10'].num_rounds} rounds ({CASES['FL60'].num_rounds} where clients hold "
+        f"examples): {_budgets()}. "
+        "At random: the mean over candidates. `python benchmarks/choose.py run` and `render` make this page.",
         "",
         _row([*head, *(f"always {method}" for method in ALWAYS), "at random"]),
         _row(["---"] * (len(head) + len(ALWAYS) + 1)),
@@ -319,8 +334,6 @@ def page(found: Mapping[str, Any]) -> str:
         "",
         *_facts(found),
     ]
-    if absent:
-        lines += [f"- Not in the reference: {'; '.join(absent)}."]
     if rest:
         lines += [f"- Left out, since a choice or the reference is missing: {'; '.join(rest)}."]
     return "\n".join(lines) + "\n"
@@ -344,16 +357,18 @@ def _facts(found: Mapping[str, Any]) -> Iterator[str]:
         if done:
             taken = [each["taken"] for each in done]
             yield f"- The budget of {budget} runs: {min(taken):.1f} to {max(taken):.1f} were trained."
-    runs = [run for each in found.values() for by_seed in each["reference"].values() for run in by_seed.values()]
-    rising = sum("still_rising" in run["marks"] for run in runs)
+    paired = [level for each in found.values() for level in each["levels"].values() if "beside" in level]
+    rising = [
+        f"{method} in {name}"
+        for name, each in found.items()
+        for method, level in each["levels"].items()
+        if level["rising"] and "beside" not in level
+    ]
     yield (
-        f"- The reference: {len(runs)} runs, {sum(run['of_twin'] for run in runs)} of them from "
-        f"`studies/twin.yaml`; {rising} were still rising at their end."
+        f"- {len(paired)} levels are those of another method plus a difference, paired over the one or two seeds that "
+        "both have: of TwinScaffold, which the leaderboards lack, and of FedAvg where it had not finished there."
     )
-
-
-def _accuracy(runs: Mapping[str, Any]) -> str:
-    return f"{100 * statistics.fmean(run['acc'] for run in runs.values()):.1f}"
+    yield f"- Still rising in the leaderboards, so that their levels are too low: {', '.join(rising) or 'none'}."
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -366,12 +381,13 @@ def main() -> None:
     parser.add_argument("verb", choices=["run", "render"])
     parser.add_argument("--folder", type=Path, default=ROOT / "choices" / "benchmark")
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--budgets", nargs="+", type=int, choices=list(BUDGETS), default=list(BUDGETS))
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=1e6)
     options = parser.parse_args()
     if options.verb == "run":
         os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-        run(options.folder.resolve(), options.cases, options.workers, options.minutes)
+        run(tasks(options.folder.resolve(), options.cases, options.budgets), options.workers, options.minutes)
         return
     found = collected(options.folder.resolve())
     (RESULTS / "choose.json").write_text(json.dumps(found, indent=1) + "\n")
