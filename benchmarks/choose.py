@@ -1,6 +1,6 @@
-"""How far the choice of ``fl-train choose`` is from the best method: 15 cases of the leaderboards, for 10 and 20 runs.
+"""How far the choice of ``fl-train choose`` is from the best method, in 15 cases of the leaderboards.
 
-    .venv/bin/python benchmarks/choose.py run [--workers 2] [--minutes 60] [--cases Cora-10 ...]
+    .venv/bin/python benchmarks/choose.py run [--workers 2] [--minutes 60] [--cases Cora-10 ...] [--budgets 10]
     .venv/bin/python benchmarks/choose.py render
 
 ``run`` trains what is missing below ``--folder``, one training or choice in each of ``--workers`` processes of one
@@ -14,9 +14,8 @@ thread, and stops after so many ``--minutes``; the same command goes on. In each
   method plus the mean difference of the two, paired over these seeds. For TwinScaffold the runs of
   ``studies/twin.yaml`` are used so where it has the case.
 
-The distance of a method is by how much its level is below that of the best method; a choice has the distance of the
-method that it names, and ``random`` the mean over all methods of the case.
-``render`` writes benchmarks/results/choose.json from the folder, and choose.md.
+The distance of a method is by how much its level is below that of the best; a choice has that of the method that it
+names. ``render`` writes benchmarks/results/choose.json from the folder, and choose.md.
 """
 
 import argparse
@@ -51,7 +50,7 @@ BUDGETS = {10: 1, 20: 3}
 METHODS = ("SCAFFOLD", "FedAvg", "FedOpt", "TwinScaffold", "SheafRidge", "Ditto", "FedPer", "Local", "PFedMe")
 #: What one would do without choosing.
 ALWAYS = ("FedAvg", "SCAFFOLD", "FedOpt")
-RANDOM = "random"
+RANDOM = "at random"
 
 Settings = dict[str, Any]
 
@@ -79,12 +78,7 @@ class Case:
     until: Mapping[str, int] = field(default_factory=lambda: {"patience": 50, "at_most": 400})
 
 
-def cases() -> dict[str, Case]:
-    """By name."""
-    return {name: Case(**content) for name, content in read_yaml(ROOT / "benchmarks" / "choose.yaml").items()}
-
-
-CASES = cases()
+CASES = {name: Case(**content) for name, content in read_yaml(ROOT / "benchmarks" / "choose.yaml").items()}
 
 
 # ---------------------------------------------------------------- one training, one choice
@@ -242,17 +236,10 @@ def collected(folder: Path) -> dict[str, Any]:
         for method, beside in {"TwinScaffold": case.beside, **case.reference}.items():
             own = {seed: at / f"{method}-{seed}.json" for seed in SEEDS}
             trained = {seed: _of(json.loads(file.read_text())) for seed, file in own.items() if file.exists()}
-            pairs = [(trained[seed][0], table[beside][seed][0]) for seed in trained if seed in table[beside]]
-            rising = any(each[1] for each in trained.values())
-            if method not in case.reference:
-                pairs = [
-                    (twin[method][seed][0], twin[beside][seed][0]) for seed in twin[method] if seed in twin[beside]
-                ]
-                rising = sum(each[1] for each in twin[method].values()) > len(twin[method]) / 2
-            if pairs:
-                gain = statistics.fmean(first - second for first, second in pairs)
-                levels[method] = {"acc": levels[beside]["acc"] + gain, "seeds": len(pairs), "rising": rising}
-                levels[method]["beside"] = beside
+            runs, base = (trained, table[beside]) if method in case.reference else (twin[method], twin[beside])
+            if gains := [runs[seed][0] - base[seed][0] for seed in runs if seed in base]:
+                acc, rising = levels[beside]["acc"] + statistics.fmean(gains), any(each[1] for each in runs.values())
+                levels[method] = {"acc": acc, "seeds": len(gains), "rising": rising, "beside": beside}
         result[name] = {"choices": choices, "levels": levels}
     return result
 
@@ -289,49 +276,49 @@ def distances(levels: Mapping[str, Any]) -> dict[str, float]:
 
 def page(found: Mapping[str, Any]) -> str:
     """The page of results."""
+    first, *larger = BUDGETS
     rows, rest = [], []
-    columns: dict[str, list[float]] = {each: [] for each in (*map(str, BUDGETS), *ALWAYS, RANDOM)}
+    columns: dict[str, list[float]] = {each: [] for each in ("choice", *ALWAYS, RANDOM)}
     always: dict[str, list[float]] = {}
     for name, content in found.items():
-        chosen = {str(budget): _method(content, budget) for budget in BUDGETS}
-        levels = content["levels"]
-        if not {*chosen.values(), *ALWAYS} <= set(levels):
+        levels, chosen = content["levels"], _method(content, first)
+        if not {chosen, *ALWAYS} <= set(levels):
             rest.append(name)
             continue
         behind = distances(levels)
         best = min(behind, key=lambda method: behind[method])
-        row = {each: behind[method] for each, method in chosen.items()} | {each: behind[each] for each in ALWAYS}
+        row = {"choice": behind[chosen], **{each: behind[each] for each in ALWAYS}}
         row[RANDOM] = statistics.fmean(behind.values())
         for each, value in row.items():
             columns[each].append(value)
         for method, value in behind.items():
             always.setdefault(method, []).append(value)
-        cells = [f"{chosen[each]} {value:.1f}" if each in chosen else f"{value:.1f}" for each, value in row.items()]
-        rows.append([name, f"{best} {levels[best]['acc']:.1f}{' ↗' if levels[best]['rising'] else ''}", *cells])
+        rows.append([name, f"{best} {levels[best]['acc']:.1f}", chosen, *(f"{value:.1f}" for value in row.values())])
     number = len(rows)
     for word, function in (("mean", statistics.fmean), ("largest", max)):
-        rows.append([f"**{word}**", "", *(f"**{function(values):.1f}**" for values in columns.values() if values)])
-    head = ["case", "best method", *(f"choice for {budget} runs" for budget in BUDGETS)]
+        rows.append([f"**{word}**", "", "", *(f"**{function(values):.1f}**" for values in columns.values() if values)])
     others = sorted((statistics.fmean(values), method) for method, values in always.items())
     lines = [
         "# How far the choice is from the best method",
         "",
         f"Of {number} cases: by how many points of test accuracy a method is behind the best candidate in the "
-        "leaderboards, whose seeds chose nothing. `fl-train choose` tries its default candidates for the cost of so "
-        f"many runs, each of {CASES['Cora-10'].num_rounds} rounds ({CASES['FL60'].num_rounds} where clients hold "
-        f"examples): {_budgets()}. "
-        "At random: the mean over candidates. `python benchmarks/choose.py run` and `render` make this page.",
+        "leaderboards, whose seeds chose nothing. `fl-train choose` tries its default candidates for the cost of "
+        f"{first} runs, each of {CASES['Cora-10'].num_rounds} rounds ({CASES['FL60'].num_rounds} where clients hold "
+        "examples), with one new seed of the finalists. At random: the mean over candidates. "
+        "`python benchmarks/choose.py run` and `render` make this page.",
         "",
-        _row([*head, *(f"always {method}" for method in ALWAYS), "at random"]),
-        _row(["---"] * (len(head) + len(ALWAYS) + 1)),
-        *map(_row, rows),
+        *_table(
+            ["case", "best method", "choice", "its distance", *(f"always {each}" for each in ALWAYS), RANDOM], rows
+        ),
         "",
         "Always the same method, over the cases in which the reference has it:",
         "",
-        _row(["method", "cases", "mean", "largest"]),
-        _row(["---"] * 4),
-        *(_row([each, str(len(always[each])), f"{mean:.1f}", f"{max(always[each]):.1f}"]) for mean, each in others),
+        *_table(
+            ["method", "cases", "mean", "largest"],
+            [[each, str(len(always[each])), f"{mean:.1f}", f"{max(always[each]):.1f}"] for mean, each in others],
+        ),
         "",
+        *(line for budget in larger for line in _larger(found, first, budget)),
         *_facts(found),
     ]
     if rest:
@@ -339,15 +326,29 @@ def page(found: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _larger(found: Mapping[str, Any], first: int, budget: int) -> Iterator[str]:
+    """The choices of a larger budget, which has more new seeds, beside those of the first."""
+    rows: list[tuple[str, str, str, float, float]] = []
+    for name, content in found.items():
+        one, other = _method(content, first), _method(content, budget)
+        if {one, other} <= set(content["levels"]):
+            behind = distances(content["levels"])
+            rows.append((name, one, other, behind[one], behind[other]))
+    if not rows:
+        return
+    yield f"With {BUDGETS[budget]} new seeds, for the cost of {budget} runs, where that was run:"
+    yield ""
+    shown = [[name, f"{one} {near:.1f}", f"{other} {far:.1f}"] for name, one, other, near, far in rows]
+    for word, function in (("mean", statistics.fmean), ("largest", max)):
+        ends = [function(each[3] for each in rows), function(each[4] for each in rows)]
+        shown.append([f"**{word}**", *(f"**{value:.1f}**" for value in ends)])
+    yield from _table(["case", f"choice for {first} runs", f"choice for {budget} runs"], shown)
+    yield ""
+
+
 def _method(content: Mapping[str, Any], budget: int) -> str:
     """What was chosen; empty if nothing was."""
     return str(content["choices"].get(str(budget), {}).get("method", ""))
-
-
-def _budgets() -> str:
-    return ", ".join(
-        f"{runs} with {seeds} new seed{'s' * (seeds > 1)} of the finalists" for runs, seeds in BUDGETS.items()
-    )
 
 
 def _facts(found: Mapping[str, Any]) -> Iterator[str]:
@@ -371,8 +372,9 @@ def _facts(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"- Still rising in the leaderboards, so that their levels are too low: {', '.join(rising) or 'none'}."
 
 
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    for cells in (head, ["---"] * len(head), *rows):
+        yield f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
