@@ -271,7 +271,7 @@ class PartitionTable:
             header = (
                 name.removeprefix("num_").removeprefix("edges_").removeprefix("mean_").replace("std_target", "its std")
             )
-            table.add_column(header, _short(means[name]), justify="right", no_wrap=True)
+            table.add_column(header.replace("_", "\n"), _short(means[name]), justify="right", no_wrap=True)
         for row in self.rows:
             table.add_row(row.client, *(_short(getattr(row, name)) for name in self.columns[1:]))
         return table

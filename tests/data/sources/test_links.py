@@ -1,10 +1,12 @@
 """Links of graphs: roles that leak nothing, pools, candidates, and what is refused."""
 
+import io
 import itertools
 
 import pytest
 import torch
 from link_leaks import check_no_leak, codes
+from rich.console import Console
 from task_data import link_data, link_graph
 from torch_geometric.data import Data
 
@@ -59,6 +61,14 @@ def test_shares_and_pools(tmp_path) -> None:
     assert table.columns[:3] == ("client", "num_nodes", "num_edges")
     assert [row.num_test_pool for row in table.rows] == [60] * 3
     assert [row.num_edges for row in table.rows] == [2 * int(each.sum()) for each in linked]
+
+
+def test_the_table_fits_into_80_columns(tmp_path) -> None:
+    console = Console(width=80, file=io.StringIO())
+    console.print(link_data(tmp_path, pool_size=500).statistics().rich_table())
+    text = console.file.getvalue()
+    assert "…" not in text
+    assert " client     nodes" in text
 
 
 def test_pools_are_kept_and_depend_on_the_settings(tmp_path) -> None:
