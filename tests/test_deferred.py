@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 
@@ -180,3 +181,17 @@ def test_a_fit_from_python_leaves_the_allocator_alone(monkeypatch, federation, m
 
     monkeypatch.setattr(allocator.ctypes, "CDLL", lambda _: refuse())
     make_trainer(num_rounds=1).fit(make_model(), federation, FedAvg())
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_what_is_kept_is_returned_once_when_the_data_are_there(
+    keeps, monkeypatch, federation, make_model, make_trainer
+) -> None:
+    from fl_lightning.run import allocator
+
+    returned = []
+    library = SimpleNamespace(malloc_trim=returned.append)
+    monkeypatch.setattr(allocator, "_keeps", keeps)
+    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda _: library)
+    make_trainer(num_rounds=1).fit(make_model(), federation, FedAvg())
+    assert returned == ([0] if keeps else [])
