@@ -269,8 +269,8 @@ def page(found: dict[str, Any]) -> str:
             f"{made['training_nodes']:,} training nodes. "
             "GraphSAGE of width 128, fan-outs 10 and 10, 1,024 nodes a step, clients one after another, their features "
             f"mapped from a file. An epoch of all clients took {made['clock']['clients']:.0f} seconds, the evaluation "
-            f"of a round on whole graphs {made['clock']['evaluation']:.0f}; others used the machine, and the process got "
-            f"{made['cores']:.2f} of its two cores on average.",
+            f"of a round on whole graphs {made['clock']['evaluation']:.0f}; others used the machine, and the process "
+            f"got {made['cores']:.2f} of its two cores on average.",
             "",
             f"The edges, int64 in both directions, are {made['edges_gib']:.2f} GiB, the features "
             f"{made['features_gib']:.2f} GiB; the interpreter with its libraries takes {made['interpreter_gib']:.2f} "
