@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import SGD
 
 from fl_lightning import FederatedDataModule, SequentialExecutor, StackedExecutor
+from fl_lightning.run.callback import Callback
 from fl_lightning.strategies import Oracle, Strategy
 
 #: Adam would make a step of a gradient that is 0 but for rounding.
@@ -44,3 +45,25 @@ def assert_executors_agree(
         result = trainer.fit(kind.client_class(net, SLOW), data, strategy_of(kind))
         runs.append((trainer.run.history, result, trainer.run.strategy.state_dict()))
     assert_same(*runs, tolerance=1e-6)
+
+
+def assert_training_is_the_same(
+    kind: type[Strategy],
+    net: Any,
+    data: FederatedDataModule,
+    change: Callback,
+    tested: str,
+    make_trainer: Any,
+    assert_same: Any,
+) -> None:
+    """With other test examples, models and the server's state are the same to the bit; the test metric is not."""
+    runs, metrics = [], []
+    for callbacks in ([], [change]):
+        trainer = make_trainer(num_rounds=2, executor=StackedExecutor(max_padding=0.9), callbacks=callbacks)
+        result = trainer.fit(kind.client_class(net, SLOW), data, strategy_of(kind))
+        state = trainer.run.executor.state()
+        seen = {name: value for name, value in result.items() if name.startswith(("train/", "val/"))}
+        runs.append((dict(state.parameters), dict(state.extras), trainer.run.strategy.state_dict(), seen))
+        metrics.append(result[tested])
+    assert_same(*runs)
+    assert metrics[0] != metrics[1]

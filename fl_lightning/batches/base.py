@@ -52,7 +52,10 @@ class Batch:
 
     @property
     def summary_mask(self) -> Tensor:
-        """Examples over which embeddings are averaged to describe the client to others, whatever their role, (C, N)."""
+        """Examples over which embeddings are averaged to describe the client to others, (C, N).
+
+        Nodes whatever their role, as all of a graph is known in training; of other examples those that train.
+        """
         return self.example_mask
 
     def tensors(self) -> dict[str, Tensor]:

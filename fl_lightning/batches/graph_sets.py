@@ -90,6 +90,11 @@ class GraphSetBatch(GraphBatch, DrawnBatch):
     most_nodes: int
     num_edges: Tensor | None = field(default=None, metadata=EXAMPLES)
 
+    @property
+    def summary_mask(self) -> Tensor:
+        """Training graphs alone."""
+        return self.train_mask
+
     def pool(self, value_ND: Tensor, how: Pooling = "mean") -> Tensor:
         """Sum, mean or maximum over the nodes of each graph, (G, D), 0 for padding; also on a stack and under vmap."""
         graph_ND = self.graph_of.unsqueeze(-1).expand_as(value_ND)

@@ -21,7 +21,7 @@ from fl_lightning.strategies.base import server_dtype
 def graph_embedding(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
     """Mean of the node embeddings of one graph, (D,).
 
-    Of other examples it is the mean over all of them; of pairs of nodes, over those that train.
+    Of whole graphs and of pairs of nodes it is the mean over those that train.
     """
     embedding_ND = client.output(parameters, batch).embedding
     embedding_ND = embedding_ND.to(server_dtype(embedding_ND.dtype))

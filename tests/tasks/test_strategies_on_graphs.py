@@ -1,18 +1,21 @@
 """Every strategy on clients that hold many graphs: it learns under both executors, or says why it is not for them."""
 
+import dataclasses
 import functools
 from typing import Any
 
 import pytest
 import tasks_of_strategies
+import torch
 from strategies.test_contract import STRATEGIES, every_strategy
 from task_data import graph_data
-from tasks_of_strategies import EXPECTED, assert_executors_agree, strategy_of
+from tasks_of_strategies import EXPECTED, assert_executors_agree, assert_training_is_the_same, strategy_of
 from torch.optim import Adam
 
 from fl_lightning import FederatedDataModule, StackedExecutor
 from fl_lightning.models import PooledGCN
 from fl_lightning.relations.topology import Ring
+from fl_lightning.run.callback import Callback
 from fl_lightning.strategies import FedBN, Strategy
 
 #: Those whose papers are about the nodes of one graph: its missing edges, its neighborhoods, labels of neighbors.
@@ -65,6 +68,27 @@ def test_it_learns(kind, graph_sets, make_trainer) -> None:
 @pytest.mark.parametrize("kind", learning, ids=lambda kind: kind.__name__)
 def test_both_executors_agree(kind, graph_sets, make_trainer, assert_same) -> None:
     assert_executors_agree(kind, net_of(kind), graph_sets, make_trainer, assert_same)
+
+
+class OtherTests(Callback):
+    """Gives the graphs that are tested on other features and the other class."""
+
+    needs_data = changes_training = True
+
+    def on_clients(self, trainer: Any, clients: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(map(self.changed, clients))
+
+    def changed(self, client: Any) -> Any:
+        tested_N1 = client.test_mask_N[client.graph_of_N].unsqueeze(1)
+        y_N = torch.where(client.test_mask_N, 1 - client.y_N, client.y_N)
+        other = client.with_inputs(torch.where(tested_N1, 3 * client.inputs + 1, client.inputs))
+        return dataclasses.replace(other, y_N=y_N)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", learning, ids=lambda kind: kind.__name__)
+def test_training_sees_nothing_of_what_is_tested(kind, graph_sets, make_trainer, assert_same) -> None:
+    assert_training_is_the_same(kind, net_of(kind), graph_sets, OtherTests(), "test/loss", make_trainer, assert_same)
 
 
 @pytest.mark.full

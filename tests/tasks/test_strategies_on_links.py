@@ -8,7 +8,7 @@ import pytest
 import tasks_of_strategies
 from strategies.test_contract import STRATEGIES, every_strategy
 from task_data import link_data
-from tasks_of_strategies import EXPECTED, SLOW, assert_executors_agree, strategy_of
+from tasks_of_strategies import EXPECTED, assert_executors_agree, assert_training_is_the_same, strategy_of
 from torch.optim import Adam
 
 from fl_lightning import FederatedDataModule, StackedExecutor
@@ -78,16 +78,7 @@ class OtherTests(Callback):
 @pytest.mark.full
 @pytest.mark.parametrize("kind", learning, ids=lambda kind: kind.__name__)
 def test_training_sees_nothing_of_what_is_tested(kind, links, make_trainer, assert_same) -> None:
-    """With other test pairs, models and the server's state are the same to the bit."""
-    runs = []
-    for callbacks in ([], [OtherTests()]):
-        trainer = make_trainer(num_rounds=2, executor=StackedExecutor(max_padding=0.9), callbacks=callbacks)
-        result = trainer.fit(kind.client_class(net_of(kind), SLOW), links, strategy_of(kind))
-        state = trainer.run.executor.state()
-        seen = (dict(state.parameters), dict(state.extras), trainer.run.strategy.state_dict())
-        runs.append((seen, {n: v for n, v in result.items() if n.startswith(("train/", "val/"))}, result["test/auroc"]))
-    assert_same(*(run[:2] for run in runs))
-    assert runs[0][2] != runs[1][2]
+    assert_training_is_the_same(kind, net_of(kind), links, OtherTests(), "test/auroc", make_trainer, assert_same)
 
 
 @every_strategy
