@@ -73,6 +73,11 @@ class Splitter(Counted, ABC):
         """Whether validation and test nodes and their edges are hidden from training."""
         return False
 
+    @property
+    def link_attributes(self) -> tuple[str, ...]:
+        """Attributes of a graph, one of which it goes by where links are split."""
+        return ()
+
     @abstractmethod
     def assign(self, data: Data, clients: list[Tensor], seed: int) -> list[Tensor]:
         """Return the roles of each client's nodes or examples."""
@@ -179,6 +184,11 @@ class ChronologicalSplit(Splitter):
         self.val = val
         self.gap = gap
 
+    @property
+    def link_attributes(self) -> tuple[str, ...]:
+        """Their times."""
+        return ("edge_time",)
+
     def assign(self, data: Data, clients: list[Tensor], seed: int) -> list[Tensor]:  # noqa: D102
         _check_disjoint(self, clients)
         return [self._roles(data.y[idx_N], client) for client, idx_N in enumerate(clients)]
@@ -223,6 +233,11 @@ class DerivedSplit(Splitter):
     def is_inductive(self) -> bool:
         """As the other split is."""
         return self.splitter.is_inductive
+
+    @property
+    def link_attributes(self) -> tuple[str, ...]:
+        """Those of the other split."""
+        return self.splitter.link_attributes
 
     @property
     def remedy_for_untrained_clients(self) -> str:
@@ -277,6 +292,11 @@ class GivenSplit(Splitter):
     def __init__(self, column: int = 0) -> None:
         check_count("column", column, least=0)
         self.column = column
+
+    @property
+    def link_attributes(self) -> tuple[str, ...]:
+        """The links themselves."""
+        return ("val_edge_index", "test_edge_index")
 
     def assign(self, data: Data, clients: list[Tensor], seed: int) -> list[Tensor]:  # noqa: D102
         role_N = torch.zeros(data.num_nodes, dtype=torch.int8)

@@ -12,6 +12,8 @@ from fl_lightning.data.preparation import Preparation, names_of_classes, names_o
 
 #: The node attribute that says which of several graphs a node is of.
 GRAPH = "graph"
+#: What a graph may say of its links, which is not carried over.
+OF_LINKS = ("edge_time", "edge_type", "val_edge_index", "test_edge_index")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +45,8 @@ def joined(parts: Iterable[Part]) -> Data:
 
     Returns:
         The graph; :data:`GRAPH` is the number of the one that each node was of, ``own_idx`` its number there.
-        ``class_names`` and ``node_names`` are of all, where the graphs have them.
+        ``class_names`` and ``node_names`` are of all, where the graphs have them; ``not_joined`` names what of
+        :data:`OF_LINKS` some of them have.
 
     Raises:
         ValueError: One is not sound, they have different features, only some name their classes, or the edges of some
@@ -53,7 +56,9 @@ def joined(parts: Iterable[Part]) -> Data:
     named: list[tuple[str, ...] | None] = []
     texts: list[tuple[str, ...] | None] = []
     titles: list[str] = []
+    not_joined: set[str] = set()
     for part in parts:
+        not_joined |= {key for key in OF_LINKS if part.graph.get(key) is not None}
         graph = prepare_graph(part.graph, part.preparation, part.name, warns=part.warns, may_lack_edges=True)
         num_names = graph.y.shape[1] if graph.y.dim() > 1 else int(graph.y.max()) + 1
         named.append(names_of_classes(part.graph, num_names, part.name) or part.class_names)
@@ -82,7 +87,7 @@ def joined(parts: Iterable[Part]) -> Data:
         own_idx=torch.cat([graph.source_idx for graph in prepared]),
         **{GRAPH: torch.repeat_interleave(torch.arange(len(prepared)), sizes)},
     )
-    whole.class_names = class_names
+    whole.class_names, whole.not_joined = class_names, sorted(not_joined)
     if (given := prepared[0].get("task")) is not None:
         whole.task = given
     if any(texts):

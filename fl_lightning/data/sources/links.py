@@ -183,6 +183,12 @@ class Links(Source):
         """The graph, and its partition with roles and pools as they are cached."""
         raw, data = self._graph(asked)
         assert asked.partitioner is not None
+        wanted = asked.splitter.link_attributes
+        if wanted and all(raw.get(name) is None for name in wanted):
+            raise ValueError(
+                f"{self}: data.splitter goes by {' or '.join(wanted)} of the graph, which has none: give it one, or take "
+                "GlobalSplit"
+            )
         if asked.partitioner.needs_classes and data.y.is_floating_point():
             raise ValueError(
                 f"{type(asked.partitioner).__name__} shares nodes out by their classes, but these have numbers or "
@@ -265,6 +271,11 @@ class Links(Source):
 
 def _add_given(raw: Data, name: str) -> dict[Role, Tensor]:
     """Make the edges that a graph names for validation and test edges of it, and return them, int64 (2, E)."""
+    if lost := raw.get("not_joined"):
+        raise ValueError(
+            f"{name} have {', '.join(lost)}, which is lost where graphs are joined: leave it out, or give one graph "
+            "with the client of each node as its membership, and GivenPartitioner as data.partitioner"
+        )
     number, given, keys = raw.edge_index.shape[1], dict[Role, Tensor](), list[str]()
     for role in (Role.VAL, Role.TEST):
         key = f"{role.name.lower()}_edge_index"

@@ -10,6 +10,7 @@ from rich.console import Console
 from task_data import link_data, link_graph
 from torch_geometric.data import Data
 
+from fl_lightning import FederatedDataModule
 from fl_lightning.data import (
     ChronologicalSplit,
     ClientSplit,
@@ -17,6 +18,7 @@ from fl_lightning.data import (
     GivenSplit,
     InMemorySource,
     Links,
+    ManyGraphs,
     MetisPartitioner,
     OverlappingMetisPartitioner,
     PlantedCommunities,
@@ -180,6 +182,29 @@ def test_wrong_given_edges_are_named(given, message, tmp_path) -> None:
     graph = link_graph().update({"val_edge_index": torch.tensor([[0], [1]]), **given})
     with pytest.raises(ValueError, match=message):
         link_data(tmp_path, source=InMemorySource(graph), splitter=GivenSplit())
+
+
+@pytest.mark.parametrize(
+    ("splitter", "lacking"),
+    [
+        (ChronologicalSplit(0.7, 0.1), "edge_time"),
+        (ScarceSplit(ChronologicalSplit(0.7, 0.1)), "edge_time"),
+        (GivenSplit(), "val_edge_index or test_edge_index"),
+    ],
+)
+def test_splits_of_what_the_graph_does_not_say_are_refused(splitter, lacking, tmp_path) -> None:
+    """Without times the order of the edges, which is that of their nodes, was taken for that of time."""
+    with pytest.raises(ValueError, match=f"data.splitter goes by {lacking} of the graph, which has none: give it one"):
+        link_data(tmp_path, splitter=splitter)
+
+
+@pytest.mark.parametrize("lost", ["edge_time", "edge_type", "test_edge_index"])
+def test_what_is_lost_where_graphs_are_joined_is_named(lost, tmp_path) -> None:
+    one, two = link_graph(60).update({"y": torch.zeros(60)}), link_graph(90).update({"y": torch.zeros(90)})
+    two[lost] = two.edge_index if lost == "test_edge_index" else torch.zeros(two.num_edges, dtype=torch.int64)
+    data = FederatedDataModule(Links(ManyGraphs([InMemorySource(one), InMemorySource(two)])), cache_dir=str(tmp_path))
+    with pytest.raises(ValueError, match=rf"links of .* have {lost}, which is lost where graphs are joined: leave it"):
+        data.setup()
 
 
 def test_links_without_a_role_are_no_negatives(tmp_path) -> None:
