@@ -186,8 +186,8 @@ class Links(Source):
         wanted = asked.splitter.link_attributes
         if wanted and all(raw.get(name) is None for name in wanted):
             raise ValueError(
-                f"{self}: data.splitter goes by {' or '.join(wanted)} of the graph, which has none: give it one, or take "
-                "GlobalSplit"
+                f"{self}: data.splitter goes by {' or '.join(wanted)} of the graph, which has none: give it one, or "
+                "take GlobalSplit"
             )
         if asked.partitioner.needs_classes and data.y.is_floating_point():
             raise ValueError(
