@@ -18,7 +18,7 @@ from fl_lightning.study.schema import Axis, Settings
 FLOOR, CEILING = "Local", "Pooled"
 #: What everybody knows: the others are compared with it where it is among them.
 COMMON = "FedAvg"
-#: The methods that are tried by default, from the simplest on: of methods that cannot be told apart the first is taken.
+#: The methods that are tried by default, from the simplest on: of those that tie the first is taken.
 DEFAULT = (FLOOR, COMMON, "FedPer", "FedOpt", "SCAFFOLD", "Ditto", "PFedMe", "TwinScaffold", "SheafRidge")
 #: Settings of single methods that are tried, the method's own default first.
 OWN: Mapping[str, dict[str, Axis]] = {

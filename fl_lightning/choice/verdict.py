@@ -1,8 +1,10 @@
 """Which of the finalists is taken, and the sentence with its evidence.
 
-Validation on seeds that took no part in the search decides: of the methods that cannot be told apart from the best one
-(paired t-test over seeds, 95 %) the simplest is taken. What has a lower mean than a method that can be told apart is
-out, too: its scatter alone does not make it as good. Test metrics are the evidence, and decide nothing.
+Validation on seeds that took no part in the search decides: of the methods that are not below the best one by more than
+the standard error of their difference, paired over seeds, the simplest is taken (the one-standard-error rule of Breiman
+et al., "Classification and Regression Trees", 1984). What a test at 95 % cannot tell apart is no tie: with three seeds
+that may be 15 points. What has a lower mean than a method that is out is out, too: its scatter alone does not make it
+as good. Test metrics are the evidence, and decide nothing.
 
 Shape legend: S seeds.
 """
@@ -112,7 +114,11 @@ def _mean(values: Sequence[float]) -> float:
 
 def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Interval:
     """By how much the first is better, paired over the seeds that both have."""
-    return Interval.of([first[seed] - second[seed] for seed in first if seed in second])
+    return Interval.of(_gaps(first, second))
+
+
+def _gaps(first: Mapping[int, float], second: Mapping[int, float]) -> list[float]:
+    return [first[seed] - second[seed] for seed in first if seed in second]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +191,7 @@ def decide(standings: Sequence[Standing], metric: str, *, less_is_better: bool, 
         elif against is not None:
             sentence = f"{words.than(chosen.method, against.method, test)}{_bytes(chosen, against)}"
         else:
-            sentence = f"{chosen.method}: the simplest of those that cannot be told apart"
+            sentence = f"{chosen.method}: the simplest of those that tie"
     notes = list(_notes(chosen, against, best, test, words, num_rounds))
     return Verdict(
         method=chosen.method, against=against.method if against else "", test=test, sentence=sentence, notes=notes
@@ -193,9 +199,10 @@ def decide(standings: Sequence[Standing], metric: str, *, less_is_better: bool, 
 
 
 def _is_below(one: Standing, best: Standing) -> bool:
-    """Whether a method can be told apart from the best; with fewer than three seeds by nothing but its mean."""
-    gap = difference(best.val, one.val)
-    return gap.low > 0 if gap.seeds >= FEWEST_SEEDS else gap.mean > 0
+    """Whether a method is no tie with the best; with fewer than three seeds its mean alone says so."""
+    gap_S = _gaps(best.val, one.val)
+    error = statistics.stdev(gap_S) / math.sqrt(len(gap_S)) if len(gap_S) >= FEWEST_SEEDS else 0.0
+    return _mean(gap_S) > error
 
 
 def _notes(
@@ -208,7 +215,7 @@ def _notes(
         )
     if best is not chosen and (gap := difference(best.val, chosen.val)).mean > 0:
         notes.append(
-            f"On validation {words.than(best.method, chosen.method, gap)}: that is no difference that can be seen, and "
+            f"On validation {words.than(best.method, chosen.method, gap)}: that is less than its standard error, and "
             f"{chosen.method} is the simpler one."
         )
     compared = [each for each in (chosen, against) if each is not None]
@@ -218,6 +225,11 @@ def _notes(
             notes.append(
                 f"Validation decided ({words.than(chosen.method, against.method, gap)}); on test examples the "
                 "difference cannot be seen."
+            )
+        else:
+            notes.append(
+                f"{chosen.method} is likelier to be better, no more: neither on validation nor on test examples does "
+                "the interval leave out zero."
             )
     if rising := [each.method for each in compared if each.is_rising]:
         notes.append(

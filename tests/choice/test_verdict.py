@@ -121,8 +121,28 @@ def test_intervals() -> None:
 
 
 def test_scatter_does_not_make_a_worse_method_as_good() -> None:
-    """FedAvg scatters so much that it cannot be told apart, but is below Local, which can."""
-    val = {"Local": [0.84, 0.82, 0.83], "FedAvg": [0.66, 0.65, 0.78], "TwinScaffold": [0.86, 0.85, 0.86]}
+    """FedAvg scatters so much that its gap is below its standard error, but it is below Local, whose gap is not."""
+    val = {"Local": [0.84, 0.82, 0.83], "FedAvg": [0.50, 0.86, 0.99], "TwinScaffold": [0.86, 0.85, 0.86]}
     result = verdict(*(standing(name, values) for name, values in val.items()))
     assert result.method == "TwinScaffold"
     assert verdict(standing("FedAvg", val["FedAvg"]), standing("TwinScaffold", val["TwinScaffold"])).method == "FedAvg"
+
+
+def test_a_large_gap_of_three_seeds_is_no_tie_though_its_interval_has_zero() -> None:
+    """Vehicle: Local is 6 points below on validation, with gaps of 0, 3 and 16 points."""
+    local = standing("Local", [0.878, 0.800, 0.771], test=[0.738, 0.680, 0.731])
+    fedavg = standing("FedAvg", [0.876, 0.842, 0.884], test=[0.847, 0.865, 0.882])
+    fedopt = standing("FedOpt", [0.876, 0.830, 0.929], test=[0.834, 0.899, 0.878])
+    result = verdict(local, fedavg, fedopt)
+    assert result.method == "FedAvg"
+    assert result.sentence.startswith("nothing is distinguishable from FedAvg: take FedAvg (FedAvg: 14.8 points above")
+    assert verdict(local, fedopt).method == "FedOpt"
+
+
+def test_a_choice_that_chance_may_have_made_is_said_to_be_one() -> None:
+    result = verdict(LOCAL, FEDAVG, standing("SCAFFOLD", [0.73, 0.71, 0.75]))
+    assert result.method == "SCAFFOLD"
+    assert result.notes == [
+        "SCAFFOLD is likelier to be better, no more: neither on validation nor on test examples does the interval "
+        "leave out zero."
+    ]
