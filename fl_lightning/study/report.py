@@ -46,7 +46,7 @@ def write_report(progress: Progress, table: pd.DataFrame) -> Path:
         parts += ["## Room for methods", text]
     if study.distances:
         parts += ["## Distance to the best", distances(ranked, study.baselines[0])]
-    if further := [f"{words}\n\n{_markdown(board)}" for words, board in further_metrics(progress, table)]:
+    if further := [f"**{words}**\n\n{_markdown(board)}" for words, board in further_metrics(progress, table)]:
         parts += ["## Further test metrics", *further]
     if (near := near_the_end(table, study)) is not None:
         parts += ["## Rounds to 95 % of the final validation score", _NEAR, _markdown(near)]

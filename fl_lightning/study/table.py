@@ -159,7 +159,7 @@ def further_metrics(progress: Progress, table: pd.DataFrame) -> Iterator[tuple[s
         rows, name = table[table[metric].notna()], metric.removeprefix("test/")
         is_error = direction_of(metric) == "min"
         words = units(pd.DataFrame({"metric": [name], "is_error": [is_error]}))
-        yield words, leaderboard(progress, rows.assign(is_error=is_error), metric)
+        yield f"{words[0].upper()}{words[1:]}", leaderboard(progress, rows.assign(is_error=is_error), metric)
 
 
 def near_the_end(table: pd.DataFrame, study: Study) -> pd.DataFrame | None:

@@ -119,8 +119,8 @@ def test_labels_of_ticks_do_not_run_into_each_other() -> None:
 
 def test_further_metrics_of_the_history_have_tables(progress: Progress) -> None:
     text = write_report(progress, tidy(progress)).read_text().partition("## Further test metrics")[2]
-    assert text.startswith("\n\nMRR in percent\n\n| method | 1 rounds |")
-    assert "\n\nECE × 10⁻³\n\n| method | 1 rounds |" in text
+    assert text.startswith("\n\n**MRR in percent**\n\n| method | 1 rounds |")
+    assert "\n\n**ECE × 10⁻³**\n\n| method | 1 rounds |" in text
     assert "| Local | 10.0 ± 22.4 |" in text
     assert "accuracy in percent" not in text.partition("##")[0]
 
