@@ -244,21 +244,24 @@ def page(found: dict[str, Any]) -> str:
     for graph, title in TITLES.items():
         if (cases := found.get(graph)) is None:
             continue
-        seeds = ", ".join(map(str, cases["seeds"]))
+        several = len(cases["seeds"]) > 1
+        seeds = f"seed{'s' * several} {', '.join(map(str, cases['seeds']))}"
         full = statistics.mean(cases["cases"]["full batch"]["accuracy"])
         lines += [
             "",
             f"## {title}",
             "",
-            f"FedAvg, 10 clients, {cases['rounds']} rounds of {STEPS[graph]} steps, seeds {seeds}: test accuracy at "
-            "the round with the best validation accuracy, in percent, with the standard deviation over seeds.",
+            f"FedAvg, 10 clients, {cases['rounds']} rounds of {STEPS[graph]} steps, {seeds}: test accuracy at "
+            "the round with the best validation accuracy, in percent"
+            f"{', with the standard deviation over seeds' * several}.",
             "",
             "| training | test accuracy | beside full batch | seconds a round |",
             "|---|---|---|---|",
         ]
         for name, case in cases["cases"].items():
             mean, spread = (100 * f(case["accuracy"]) for f in (statistics.mean, statistics.pstdev))
-            lines.append(f"| {name} | {mean:.1f} ± {spread:.1f} | {mean - 100 * full:+.1f} | {case['seconds']:.2f} |")
+            accuracy = f"{mean:.1f}" + f" ± {spread:.1f}" * several
+            lines.append(f"| {name} | {accuracy} | {mean - 100 * full:+.1f} | {case['seconds']:.2f} |")
     if made := found.get("products"):
         beyond = made["interpreter_gib"] + made["features_gib"]
         lines += [
