@@ -35,15 +35,13 @@ from typing import Any
 from fl_lightning.study.schema import read_yaml
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
+FOUND = ROOT / "benchmarks" / "results" / "choose.json"
 STUDIES = ROOT / "studies" / "results"
 #: Later ones count where they have at least three seeds of a pair.
 TABLES = ("leaderboard_a", "leaderboard_b", "leaderboard_c", "convergence_a", "convergence_b", "convergence_c")
 #: Of what is trained for the reference; the choices have 200 (200 to 202 for finalists, 1200 for the search).
 SEEDS = (0, 1)
 CHOICE_SEED = 200
-#: A best round in the last so many of all rounds: not finished.
-LAST = 0.1
 #: Budgets in runs, and how many seeds of the finalists they have.
 BUDGETS = {10: 1, 20: 3}
 #: The default candidates of ``fl-train choose`` without the ceiling.
@@ -192,8 +190,7 @@ def _slug(name: str) -> str:
 def run(missing: Iterable[tuple[Any, ...]], workers: int, minutes: float) -> None:
     """Do what is missing."""
     end = time.monotonic() + 60 * minutes
-    context = get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin) as pool:
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_begin) as pool:
         todo: set[Future[str]] = {pool.submit(*task) for task in missing}
         print(f"{len(todo)} to do", flush=True)
         while todo:
@@ -219,13 +216,15 @@ def _begin() -> None:
 
 
 def collected(folder: Path) -> dict[str, Any]:
-    """By case: the choices, and the level of each method in percent."""
+    """By case: the choices, and the level of each method in percent; what the folder lacks is kept from before."""
+    before = json.loads(FOUND.read_text()) if FOUND.exists() else {}
     cells = {name: of_study(name) for name in (*TABLES, "twin")}
     result: dict[str, Any] = {}
     for name, case in CASES.items():
         at = folder / _slug(name)
         files = {str(budget): at / f"choice-{budget}.json" for budget in BUDGETS}
-        choices = {budget: json.loads(file.read_text()) for budget, file in files.items() if file.exists()}
+        choices = before.get(name, {}).get("choices", {})
+        choices |= {budget: json.loads(file.read_text()) for budget, file in files.items() if file.exists()}
         table: dict[str, dict[int, tuple[float, bool]]] = {}
         for study in TABLES:
             for method, runs in cells[study].get(name, {}).items():
@@ -240,6 +239,8 @@ def collected(folder: Path) -> dict[str, Any]:
             if gains := [runs[seed][0] - base[seed][0] for seed in runs if seed in base]:
                 acc, rising = levels[beside]["acc"] + statistics.fmean(gains), any(each[1] for each in runs.values())
                 levels[method] = {"acc": acc, "seeds": len(gains), "rising": rising, "beside": beside}
+            elif earlier := before.get(name, {}).get("levels", {}).get(method):
+                levels[method] = earlier
         result[name] = {"choices": choices, "levels": levels}
     return result
 
@@ -257,7 +258,7 @@ def of_study(name: str) -> dict[str, dict[str, dict[int, tuple[float, bool]]]]:
 
 
 def _of(record: Mapping[str, Any]) -> tuple[float, bool]:
-    is_late = record["result"]["best_round"] >= (1 - LAST) * record["num_rounds"] - 1
+    is_late = record["result"]["best_round"] >= 0.9 * record["num_rounds"] - 1  # what older records tell
     is_rising = "still_rising" in record["marks"] if "marks" in record else is_late
     return 100 * record["result"]["test/acc"], is_rising
 
@@ -294,15 +295,14 @@ def page(found: Mapping[str, Any]) -> str:
         for method, value in behind.items():
             always.setdefault(method, []).append(value)
         rows.append([name, f"{best} {levels[best]['acc']:.1f}", chosen, *(f"{value:.1f}" for value in row.values())])
-    number = len(rows)
     for word, function in (("mean", statistics.fmean), ("largest", max)):
         rows.append([f"**{word}**", "", "", *(f"**{function(values):.1f}**" for values in columns.values() if values)])
     others = sorted((statistics.fmean(values), method) for method, values in always.items())
     lines = [
         "# How far the choice is from the best method",
         "",
-        f"Of {number} cases: by how many points of test accuracy a method is behind the best candidate in the "
-        "leaderboards, whose seeds chose nothing. `fl-train choose` tries its default candidates for the cost of "
+        f"Of {len(columns[RANDOM])} cases: by how many points of test accuracy a method is behind the best candidate "
+        "in the leaderboards, whose seeds chose nothing. `fl-train choose` tries its default candidates for the cost of "
         f"{first} runs, each of {CASES['Cora-10'].num_rounds} rounds ({CASES['FL60'].num_rounds} where clients hold "
         "examples), with one new seed of the finalists. At random: the mean over candidates. "
         "`python benchmarks/choose.py run` and `render` make this page.",
@@ -392,8 +392,8 @@ def main() -> None:
         run(tasks(options.folder.resolve(), options.cases, options.budgets), options.workers, options.minutes)
         return
     found = collected(options.folder.resolve())
-    (RESULTS / "choose.json").write_text(json.dumps(found, indent=1) + "\n")
-    (RESULTS / "choose.md").write_text(page(found))
+    FOUND.write_text(json.dumps(found, indent=1) + "\n")
+    FOUND.with_suffix(".md").write_text(page(found))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ def test_a_level_that_is_paired(benchmark: Any, tmp_path: Any) -> None:
     assert set(levels) == set(DEFAULT)
     assert levels["TwinScaffold"]["acc"] == pytest.approx(levels["SCAFFOLD"]["acc"] + gain)
     assert levels["SCAFFOLD"]["seeds"] == 5
-    assert content["choices"] == {}
 
 
 def test_the_page(benchmark: Any) -> None:
