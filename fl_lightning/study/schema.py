@@ -184,7 +184,7 @@ class File(_Part):
         cases: Columns.
         tuning: How settings are chosen.
         baselines: The simple methods that others are compared with.
-        history: Metrics of every round that are kept.
+        history: Metrics of every round that are kept; the report has tables of the test metrics among them.
         keep: Patterns of the files in the runs' folders that are kept.
         pictures: Of the report, by file name.
         traffic: The table of communication, if wanted.
