@@ -302,8 +302,8 @@ def page(found: Mapping[str, Any]) -> str:
         "# How far the choice is from the best method",
         "",
         f"Of {len(columns[RANDOM])} cases: by how many points of test accuracy a method is behind the best candidate "
-        "in the leaderboards, whose seeds chose nothing. `fl-train choose` tries its default candidates for the cost of "
-        f"{first} runs, each of {CASES['Cora-10'].num_rounds} rounds ({CASES['FL60'].num_rounds} where clients hold "
+        "in the leaderboards, whose seeds chose nothing. `fl-train choose` tries its default candidates for the cost "
+        f"of {first} runs, each of {CASES['Cora-10'].num_rounds} rounds ({CASES['FL60'].num_rounds} where clients hold "
         "examples), with one new seed of the finalists. At random: the mean over candidates. "
         "`python benchmarks/choose.py run` and `render` make this page.",
         "",
