@@ -12,7 +12,6 @@ benchmarks/results/gpu.json and gpu.md.
 import argparse
 import functools
 import json
-import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ from typing import Any
 
 import torch
 from methods import RESULTS, ROOT
-from suite import arxiv_like, cora, number, planted
+from suite import arxiv_like, cora, number, planted, seconds_a_round
 
 from fl_lightning import ClientModule, FederatedDataModule, FederatedTrainer, SequentialExecutor, StackedExecutor
 from fl_lightning.cli import FederatedCLI
@@ -30,11 +29,6 @@ from fl_lightning.strategies import FedAvg, FedSheafHN, Strategy
 
 #: Rounds that are not counted: the first makes the batches.
 WARM_UP = 2
-
-
-def seconds_a_round(trainer: FederatedTrainer) -> float:
-    """Median without the first rounds."""
-    return statistics.median(row["seconds"] for row in trainer.run.history[WARM_UP:])
 
 
 def fit(data: FederatedDataModule, strategy: Strategy, width: int, rounds: int, **settings: Any) -> FederatedTrainer:
@@ -79,10 +73,10 @@ def measured(run: Callable[..., FederatedTrainer], rounds: int, one_by_one: bool
         for name, executor in (("stacked", StackedExecutor), ("one by one", SequentialExecutor)):
             if name == "stacked" or one_by_one:
                 trainer = run(rounds=rounds, accelerator=accelerator, executor=executor())
-                result[f"{accelerator}, {name}"] = 1e3 * seconds_a_round(trainer)
+                result[f"{accelerator}, {name}"] = 1e3 * seconds_a_round(trainer, WARM_UP)
                 print(f"  {accelerator}, {name}: {result[f'{accelerator}, {name}']:.1f} ms", flush=True)
     trainer = run(rounds=rounds, accelerator="gpu", executor=StackedExecutor(), precision="bf16-mixed")
-    return {**result, "gpu, stacked, bf16": 1e3 * seconds_a_round(trainer)}
+    return {**result, "gpu, stacked, bf16": 1e3 * seconds_a_round(trainer, WARM_UP)}
 
 
 class Replayed:

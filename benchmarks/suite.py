@@ -178,9 +178,9 @@ def fit(data: FederatedDataModule, algorithm: Strategy, net: NetFactory, **setti
     return trainer
 
 
-def seconds_a_round(trainer: FederatedTrainer) -> float:
-    """Median without the first round."""
-    return statistics.median(row["seconds"] for row in trainer.run.history[1:])
+def seconds_a_round(trainer: FederatedTrainer, warm_up: int = 1) -> float:
+    """Median without the first rounds."""
+    return statistics.median(row["seconds"] for row in trainer.run.history[warm_up:])
 
 
 def round_limit(

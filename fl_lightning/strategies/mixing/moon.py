@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fl_lightning.batches.base import Batch
+from fl_lightning.kernels.per_client import along
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.stage import Stage, StateSpec
@@ -76,7 +77,7 @@ class MOON(FedAvg):
         last = {n.removeprefix("last/"): t for n, t in context.client_state.items() if n.startswith("last/")}
         z_g, z_p = (client.frozen_output(model, batch).embedding for model in (context.anchor, last))
         loss_N = self.contrast(
-            output.embedding, z_g, torch.where(_along(context.client_state["has_last"], z_g), z_p, z_g)
+            output.embedding, z_g, torch.where(along(context.client_state["has_last"], z_g), z_p, z_g)
         )
         mask_N = batch.train_mask
         mean = (loss_N * mask_N).sum(dim=-1) / mask_N.sum(dim=-1).clamp(min=1)
@@ -105,8 +106,3 @@ def trained(client: ClientModule, parameters: Parameters, batch: Batch, context:
 def yes(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
     """True: the client has a last model."""
     return torch.ones_like(context.client_state["has_last"])
-
-
-def _along(flag: Tensor, tensor: Tensor) -> Tensor:
-    """A client's flag, or those of a stack, shaped to broadcast against the client's tensor."""
-    return flag.reshape(*flag.shape, *[1] * (tensor.dim() - flag.dim()))

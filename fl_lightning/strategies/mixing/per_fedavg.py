@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.optim import SGD
 
 from fl_lightning.batches.base import Batch
+from fl_lightning.kernels.per_client import along
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
@@ -57,14 +58,14 @@ class MetaObjective:
         number = 2 if self.hessian_step is None else 3
         first, second, *third = batch.split(number) if self.split else [batch] * number
         x = {name: parameter.detach() for name, parameter in parameters.items()}
-        y = along(x, gradients_at(client, x, first, context), -self.inner_lr)
+        y = moved(x, gradients_at(client, x, first, context), -self.inner_lr)
         q = d = gradients_at(client, y, second, context)
         for last in third:
             assert self.hessian_step is not None
             delta = self.hessian_step / inner_product(q, q, batch).sqrt().clamp(min=1e-12)
-            ahead = gradients_at(client, along(x, q, delta), last, context)
-            behind = gradients_at(client, along(x, q, -delta), last, context)
-            d = along(q, along(ahead, behind, -torch.ones_like(delta)), -self.inner_lr / (2 * delta))
+            ahead = gradients_at(client, moved(x, q, delta), last, context)
+            behind = gradients_at(client, moved(x, q, -delta), last, context)
+            d = moved(q, moved(ahead, behind, -torch.ones_like(delta)), -self.inner_lr / (2 * delta))
         return inner_product(d, parameters, batch)
 
 
@@ -73,11 +74,10 @@ def inner_product(left: Parameters, right: Parameters, batch: Batch) -> Tensor:
     return torch.stack([(left[n] * p).reshape(*batch.key.shape, -1).sum(dim=-1) for n, p in right.items()]).sum(dim=0)
 
 
-def along(start: Parameters, direction: Parameters, rate: float | Tensor) -> Parameters:
+def moved(start: Parameters, direction: Parameters, rate: float | Tensor) -> Parameters:
     """Start + rate direction; the rate is a number, or a tensor with one for each client of a stack."""
     rates = torch.as_tensor(rate, device=next(iter(start.values())).device)
-    wide = {name: rates.reshape(*rates.shape, *[1] * (t.dim() - rates.dim())) for name, t in start.items()}
-    return {name: tensor + wide[name] * direction[name] for name, tensor in start.items()}
+    return {name: tensor + along(rates, tensor) * direction[name] for name, tensor in start.items()}
 
 
 @dataclass(kw_only=True, eq=False)

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.federation import Federation
+from fl_lightning.kernels.per_client import along
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.program import Change, LocalProgram
@@ -142,7 +143,7 @@ class PFedMe(FedAvg):
         others = {client: first for client in clients if not self.known_C[client]}
         own_C = self.known_C[list(clients)]
         anchored = {
-            name: torch.where(own_C.view(-1, *[1] * (w.dim() - 1)), self.anchors[name][list(clients)], w)
+            name: torch.where(along(own_C, w), self.anchors[name][list(clients)], w)
             for name, w in shared.parameters.items()
         }
         return {

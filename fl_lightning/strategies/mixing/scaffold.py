@@ -35,6 +35,7 @@ from torch import Tensor
 
 from fl_lightning.batches.base import Batch
 from fl_lightning.federation import Federation
+from fl_lightning.kernels.per_client import along
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.client_draws import MANY_CLIENTS
 from fl_lightning.round.context import Context, Parameters
@@ -160,7 +161,7 @@ class SCAFFOLD(Mixing):
         rows = upload.num_steps.nonzero().flatten()
         clients = [upload.clients[row] for row in rows.tolist()]
         for name, model in self.models.items():
-            mean = upload.extras[f"gradients/{name}"][rows] / upload.num_steps[rows].view(-1, *[1] * (model.dim() - 1))
+            mean = upload.extras[f"gradients/{name}"][rows] / along(upload.num_steps[rows], model)
             if self.control == "displacement":
                 mean = mean - self.correction(name, clients)
             self.controls[name][clients] = mean.to(model)
