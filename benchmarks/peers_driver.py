@@ -32,9 +32,10 @@ def write_result(options: dict[str, Any], rounds: Rounds) -> None:
 
 def ours(options: dict[str, Any]) -> None:
     """``fl-train fit`` of this project."""
-    from fl_lightning import Callback
+    from fl_lightning import Callback, keep_freed_memory
     from fl_lightning.cli import FederatedCLI
 
+    keep_freed_memory()  # as the command does
     rounds: Rounds = []
 
     class Clock(Callback):

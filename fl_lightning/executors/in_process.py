@@ -20,6 +20,7 @@ from fl_lightning.executors.store import ClientStore
 from fl_lightning.executors.time_limit import check_time_limit
 from fl_lightning.executors.trial import check_batches_of_one, check_buffers
 from fl_lightning.memory import require, state_copies
+from fl_lightning.models.plain import parameters_as_stored
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.payload import Payload, pad_examples
 from fl_lightning.round.privacy import epsilon_spent, spend
@@ -85,7 +86,7 @@ class InProcessExecutor(Executor):
         if clients:
             check_buffers(client, collator, clients[0], time_limit)
         self.client.to(fabric.device)
-        self.initial = {name: p.detach().clone() for name, p in client.net.named_parameters()}
+        self.initial = parameters_as_stored(client.net)
         self.store = ClientStore(
             self.allocate, len(clients), [f"s/client_state/{name}" for name in self._ragged_state_specs()]
         )

@@ -16,6 +16,7 @@ from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam
 
 from fl_lightning.executors.optimizer_state import check_optimizer
 from fl_lightning.executors.storage import Allocate, in_memory
+from fl_lightning.kernels.layout import is_by_columns, make_like, rows_at, stored_as
 from fl_lightning.kernels.per_client import along
 from fl_lightning.optimizers import TouchedAdam, TouchedAdamW, TouchedSGD
 from fl_lightning.round.client import ClientModule, OptimizerFactory
@@ -188,7 +189,7 @@ class ClientStack:
             if slot in COUNTS:
                 self.slots[name][slot] = torch.zeros(shape, dtype=like.dtype)
             else:
-                self.slots[name][slot] = self.allocate(shape, like.dtype, like.device)
+                self.slots[name][slot] = make_like(self.allocate, shape, like)
         return self.slots[name][slot]
 
 
@@ -202,6 +203,8 @@ class StackSlice:
         blocks: Their runs of equal step counts, each one parameter of the optimizer.
         sizes: Number of clients in each block.
         num_steps: Number of steps of each block.
+        turned: Parameters that the optimizer sees transposed, because they are stored column by column and fused
+            kernels copy what is not contiguous.
     """
 
     def __init__(
@@ -215,15 +218,16 @@ class StackSlice:
         self.lasting = optimizer is None
         first = next(iter(stack.parameters.values()))
         self.rows = rows_of(positions, first.device)
-        self.parameters = {name: tensor[self.rows] for name, tensor in stack.parameters.items()}
+        self.parameters = {name: rows_at(tensor, self.rows) for name, tensor in stack.parameters.items()}
         kind = optimizer(list(stack.client.net.parameters())) if optimizer else stack.client.configure_optimizers()
         together = type(kind) in ELEMENTWISE
         alone = [slice(row, row + 1) for row in range(len(positions))]
         self.blocks = _runs(stack.step_counts(positions, num_steps)) if together else alone
         self.sizes = [block.stop - block.start for block in self.blocks]
         self.num_steps = [num_steps[block.start] for block in self.blocks]
+        self.turned = {name for name, tensor in self.parameters.items() if together and is_by_columns(tensor)}
         self.members = {
-            name: [nn.Parameter(tensor[block] if together else tensor[block.start]) for block in self.blocks]
+            name: [nn.Parameter(self._turn(name, tensor)[b] if together else tensor[b.start]) for b in self.blocks]
             for name, tensor in self.parameters.items()
         }
         self.together = together
@@ -233,6 +237,10 @@ class StackSlice:
             self._load_optimizer(stack)
         else:
             self.optimizer = check_optimizer(optimizer([member for _, member in named]))
+
+    def _turn(self, name: str, tensor: Tensor) -> Tensor:
+        """A parameter, or a slot of it, as the optimizer sees it; or back."""
+        return tensor.mT if name in self.turned else tensor
 
     def _load_optimizer(self, stack: ClientStack) -> None:
         """Give the optimizer the state that its clients have."""
@@ -249,7 +257,7 @@ class StackSlice:
                         state[slot] = scalar.to(member.device) if on_device else scalar
                     else:
                         rows = storage[rows_of(self.positions[block], storage.device)]
-                        state[slot] = rows if self.together else rows[0]
+                        state[slot] = stored_as(self._turn(name, rows) if self.together else rows[0], member)
 
     def step(self, gradients: Mapping[str, Tensor | None], step: int) -> None:
         """Take step number ``step`` of the stage, for the clients that have so many steps."""
@@ -257,7 +265,7 @@ class StackSlice:
         for name, gradient in gradients.items():
             if gradient is None:  # frozen, or not used by the objective
                 continue
-            gradient = gradient.contiguous()  # required by fused kernels
+            gradient = self._turn(name, stored_as(gradient, self.parameters[name]))  # required by fused kernels
             pieces = torch.split(gradient, self.sizes) if self.together else gradient.unbind()
             for piece, member, steps in zip(pieces, self.members[name], active, strict=True):
                 if steps:
@@ -304,15 +312,16 @@ class StackSlice:
                     if slot in COUNTS:
                         stack.slot(name, slot, value[None])[index] = value.cpu()
                         continue
-                    storage = stack.slot(name, slot, value if self.together else value[None])
+                    turned = self._turn(name, value) if self.together else value[None]
+                    storage = stack.slot(name, slot, turned)
                     rows = index if isinstance(index, slice) else index.to(storage.device)
                     if isinstance(rows, slice) and self.together:
                         here = storage[rows]
                         if here.data_ptr() != value.data_ptr():
-                            here.copy_(value)
-                            self.optimizer.state[member][slot] = here
+                            here.copy_(turned)
+                            self.optimizer.state[member][slot] = self._turn(name, here)
                     else:
-                        storage[rows] = value if self.together else value[None]
+                        storage[rows] = turned
 
 
 def where_clients(active_C: Tensor | None, new: Tensor, old: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from fl_lightning.executors.grouping import Groups
 from fl_lightning.executors.in_process import InProcessExecutor
 from fl_lightning.executors.stack import ClientStack, rows_of
+from fl_lightning.kernels.layout import make_like
 from fl_lightning.round.payload import Payload, pad_examples
 from fl_lightning.round.stage import Stage
 
@@ -37,8 +38,7 @@ class StackedClients(InProcessExecutor):
         """An empty stack for clients."""
         number = len(clients)
         parameters = {
-            name: self.allocate((number, *tensor.shape), tensor.dtype, tensor.device)
-            for name, tensor in self.initial.items()
+            name: make_like(self.allocate, (number, *tensor.shape), tensor) for name, tensor in self.initial.items()
         }
         client_state = {
             name: self.first_client_state(spec, clients) for name, spec in self.lasting_state_specs().items()

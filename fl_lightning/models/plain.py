@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from fl_lightning.batches.graph_sets import GraphSetBatch
 from fl_lightning.batches.graphs import GraphBatch
+from fl_lightning.kernels.layout import by_columns
 from fl_lightning.models.batch_norm import adopt_statistics
 from fl_lightning.models.output import NetOutput
 from fl_lightning.models.plain_inputs import (
@@ -60,6 +61,7 @@ class PlainNet(nn.Module):
         why_alone: Why it computes on one client's graph at a time; empty if it computes on a stack of clients.
         takes_stacks: Whether it computes on a stack without ``vmap``, as a net of known layers alone does.
         has_dropout: Whether dropout drops anything in training.
+        transposed: Weights that it multiplies with transposed, on a stack.
         pools: Whether its outputs are of graphs; it is then for tasks on graphs alone (``needs_graph_examples``).
 
     Shapes:
@@ -109,13 +111,14 @@ class PlainNet(nn.Module):
             raise ValueError(f"{self.plain_name} has a part called {taken[0]}, which is taken: rename it")
         self._stacked: tuple[nn.Module, ...] = ()
         self.why_alone, self.takes_stacks, self.has_dropout = "it has not been tried", False, True
+        self.transposed: tuple[str, ...] = ()
         self.train(net.training)
         self.embedding_channels: int = trial.embedding_of(self).shape[-1]
         self._stack(num_features, trial)
 
     def _stack(self, num_features: int, trial: Trial) -> None:
         """Exchange the layers, and try them."""
-        from fl_lightning.models.stacked.exchange import exchanged, foreign
+        from fl_lightning.models.stacked.exchange import exchanged, foreign, linear_weights
         from fl_lightning.models.stacked.graph import NotStackable
         from fl_lightning.models.stacked.trial import try_on_stack
 
@@ -132,6 +135,7 @@ class PlainNet(nn.Module):
             )
         except NotStackable as error:
             self._stacked, self.takes_stacks, self.why_alone = (), False, str(error)
+        self.transposed = () if self.why_alone else linear_weights(self)
         self.train(self.training)
 
     @property
@@ -218,6 +222,17 @@ def plain_parts(net: nn.Module) -> list[PlainNet]:
 def plain_alone(net: nn.Module) -> list[PlainNet]:
     """Those of them that compute on one client's graph at a time."""
     return [part for part in plain_parts(net) if part.why_alone]
+
+
+def parameters_as_stored(net: nn.Module) -> dict[str, Tensor]:
+    """Copies of a net's parameters by name, each stored as clients' are (``kernels/layout.py``).
+
+    A plain net that computes on a stack multiplies with transposed weights, so they are stored column by column.
+    """
+    weights = {id(part.get_parameter(name)) for part in plain_parts(net) for name in part.transposed}
+    return {
+        name: (by_columns(p.detach()) if id(p) in weights else p.detach()).clone() for name, p in net.named_parameters()
+    }
 
 
 def name_of(net: nn.Module) -> str:

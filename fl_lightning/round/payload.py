@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from fl_lightning.kernels.layout import in_memory_order, make_like
+
 #: Name of the row with all of a client's parameters, if architectures differ.
 FLAT = "flat"
 
@@ -151,7 +153,7 @@ class Payload:
             if not part.clients:
                 continue
             if not arrived:
-                whole = part._map(clients, lambda t: allocate((len(clients), *t.shape[1:]), t.dtype, t.device))
+                whole = part._map(clients, lambda t: make_like(allocate, (len(clients), *t.shape[1:]), t))
             rows = torch.tensor([row[client] for client in part.clients], dtype=torch.int64)
             for name in part.lengths:
                 size = max(part.extras[name].shape[1], whole.extras[name].shape[1])
@@ -235,13 +237,13 @@ def to_wire(tensors: Mapping[str, Tensor], length: int) -> dict[str, Tensor]:
 
 def finite_rows(tensors: Iterable[Tensor]) -> Tensor:
     """Whether all numbers of each client are finite, (C,); at least one tensor, each (C, *shape)."""
-    sums = [tensor.reshape(len(tensor), -1).sum(dim=1) for tensor in tensors]
+    sums = [in_memory_order(tensor).sum(dim=1) for tensor in tensors]
     return torch.stack(sums).isfinite().all(dim=0)
 
 
 def row_norms(tensors: Iterable[Tensor]) -> Tensor:
     """Euclidean norm of all numbers of each client, (C,), in float32 at least: infinite where squares overflow."""
-    rows = [tensor.reshape(len(tensor), -1) for tensor in tensors]
+    rows = [in_memory_order(tensor) for tensor in tensors]
     wide = [row.to(torch.promote_types(row.dtype, torch.float32)) for row in rows]
     norms = [torch.linalg.vector_norm(row, dim=1) for row in wide]
     together: Tensor = torch.linalg.vector_norm(torch.stack(norms), dim=0)

@@ -19,7 +19,7 @@ from fl_lightning.executors import ByArchitecture, Executor
 from fl_lightning.executors.optimizer_state import check_optimizer
 from fl_lightning.federation import ClientRegistry, Federation, in_turn
 from fl_lightning.kernels.randomness import derive_key
-from fl_lightning.models.plain import name_of
+from fl_lightning.models.plain import name_of, parameters_as_stored
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.participation import Participation
 from fl_lightning.round.payload import Payload
@@ -301,10 +301,8 @@ def build_nets(
         torch.manual_seed(derive_key(seed, "client", "initialisation"))  # codespell:ignore initialisation
         model.build(registry.num_features, registry.num_outputs, adapt)
         keep_own_layers(model, registry, says=fabric.is_global_zero)
-    return tuple(
-        {name: p.detach().clone().to(fabric.device) for name, p in model.communicated(net).items()}
-        for net in model.nets
-    )
+    stored = [(model.communicated(net), parameters_as_stored(net)) for net in model.nets]
+    return tuple({name: every[name].to(fabric.device) for name in names} for names, every in stored)
 
 
 def describe_federation(

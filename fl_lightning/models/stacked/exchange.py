@@ -57,6 +57,12 @@ def exchanged(net: nn.Module, head: str = "", *, pools: bool = False) -> nn.Modu
     return _exchanged(net, "", {}, pools=pools)
 
 
+def linear_weights(net: nn.Module) -> tuple[str, ...]:
+    """The weights of all linear layers of a net by name."""
+    layers = [(name, layer) for name, layer in net.named_modules() if isinstance(layer, (nn.Linear, pyg.Linear))]
+    return tuple(f"{name}.weight" for name, _ in layers)
+
+
 def _exchanged(net: nn.Module, name: str, done: dict[int, nn.Module], *, pools: bool) -> nn.Module:
     if id(net) in done:
         return done[id(net)]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fl_lightning.batches.base import Batch
 from fl_lightning.federation import Federation
+from fl_lightning.kernels.layout import by_columns, from_memory_order, in_memory_order, is_by_columns
 from fl_lightning.kernels.masked_averaging import masked_average
 from fl_lightning.models.output import NetOutput
 from fl_lightning.relations.similarity import mixing_breadth
@@ -226,12 +227,13 @@ def mix(mixing_RC: Tensor, sent: Tensor, received: Tensor | None) -> Tensor:
         sent: What the clients sent, (C, *shape).
         received: What they had received, (C, *shape), or (1, *shape) if it was the same for all.
     """
-    sent_CP = sent.reshape(len(sent), -1)
+    sent_CP = in_memory_order(sent)
     if received is None:
         mixed_RP = mixing_RC.to(sent_CP) @ sent_CP
     else:
-        mixed_RP = masked_average(mixing_RC, sent_CP, received.flatten(1))
-    return mixed_RP.view(len(mixing_RC), *sent.shape[1:])
+        received = by_columns(received) if is_by_columns(sent) else received.contiguous()
+        mixed_RP = masked_average(mixing_RC, sent_CP, in_memory_order(received))
+    return from_memory_order(mixed_RP, sent)
 
 
 def blended_output(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> NetOutput:
