@@ -4,11 +4,14 @@
     FL_DATA_ROOT=... .venv/bin/python benchmarks/peers.py --openfgl CHECKOUT --fedpub CHECKOUT --python INTERPRETER
     FL_DATA_ROOT=... .venv/bin/python benchmarks/peers.py --clients 10 --widths 64 --threads 1 --seeds 0 --loaded
 
-Same clients and split (Cora, METIS, 20/40/40 inside each), net, width, rounds, local epochs, optimizer and learning
-rate, no weight decay (FED-PUB's code has 1e-6 written into it). FedAvg's net is two GCNConv with ReLU and dropout, in
-ours PyG's own ``GCN`` as ``model.net``; FED-PUB's is that of its paper, two masked convolutions and a masked linear
-head, so that FED-PUB's code, which has another net for FedAvg, has rows of FED-PUB alone. The plain loop is a
-straightforward FedAvg without any framework (``peers_driver.py``).
+On nodes: the same clients and split (Cora, METIS, 20/40/40 inside each), net, width, rounds, local epochs, optimizer
+and learning rate, no weight decay (FED-PUB's code has 1e-6 written into it). FedAvg's net is two GCNConv with ReLU and
+dropout, in ours PyG's own ``GCN`` as ``model.net``; FED-PUB's is that of its paper, two masked convolutions and a
+masked linear head, so that FED-PUB's code, which has another net for FedAvg, has rows of FED-PUB alone. The plain loop
+is a straightforward FedAvg without any framework (``peers_driver.py``).
+
+On whole graphs: NCI1 cut at random, 80/10/10 of each class, batches of 128, FedAvg with OpenFGL's GIN
+(``peers_net.py``), in ours and the plain loop a module of PyG's layers.
 
 Each run has a process of its own, and its clock starts with it; systems take turns within a seed. The accuracy to reach
 is the lowest of the best that the systems of a row come to, so that all reach it; it is on validation examples, of what
@@ -32,19 +35,34 @@ from typing import Any
 
 import torch
 
-from fl_lightning.data import ClientGraph, ClientSplit, FederatedDataModule, MetisPartitioner, PlanetoidSource
+from fl_lightning.batches.graph_sets import ClientGraphs
+from fl_lightning.data import (
+    ClientGraph,
+    ClientSplit,
+    FederatedDataModule,
+    MetisPartitioner,
+    PlanetoidSource,
+    RandomPartitioner,
+    StratifiedSplit,
+    TUSource,
+)
 
 RESULTS = Path(__file__).parent / "results"
 DRIVER = Path(__file__).with_name("peers_driver.py")
-LEARNING_RATE, DROPOUT = 0.01, 0.5
+LEARNING_RATE, DROPOUT, BATCH_SIZE = 0.01, 0.5, 128
 #: For each algorithm our configuration, and what the others call it.
-ALGORITHMS = {"FedAvg": ("fedavg_cora", "fedavg"), "FED-PUB": ("fedpub_cora", "fedpub")}
+GRAPHS = "FedAvg on NCI1"
+ALGORITHMS = {
+    "FedAvg": ("fedavg_cora", "fedavg"),
+    "FED-PUB": ("fedpub_cora", "fedpub"),
+    GRAPHS: ("fedavg_sm", "fedavg"),
+}
 #: For each system what the driver calls it, and which algorithms have the same net there.
 OURS = "fl_lightning"
 SYSTEMS = {
-    OURS: ("ours", ("FedAvg", "FED-PUB")),
-    "plain PyG loop": ("plain", ("FedAvg",)),
-    "OpenFGL": ("openfgl", ("FedAvg", "FED-PUB")),
+    OURS: ("ours", ("FedAvg", "FED-PUB", GRAPHS)),
+    "plain PyG loop": ("plain", ("FedAvg", GRAPHS)),
+    "OpenFGL": ("openfgl", ("FedAvg", "FED-PUB", GRAPHS)),
     "FED-PUB's code": ("fedpub", ("FED-PUB",)),
 }
 #: Algorithm, clients, width, threads.
@@ -67,11 +85,32 @@ def write_clients(path: Path, num_clients: int, seed: int) -> None:
     torch.save([{name: getattr(graph, own) for name, own in names.items()} for graph in graphs], path)
 
 
+def write_graph_clients(path: Path, num_clients: int, seed: int) -> None:
+    """The graphs of each client, and which are for what, as plain tensors."""
+    source = TUSource("NCI1", use_node_attr=False)
+    splitter = StratifiedSplit(train=0.8, val=0.1)
+    data = FederatedDataModule(source, RandomPartitioner(num_clients), splitter, batch_size=BATCH_SIZE, seed=seed)
+    data.prepare_data()
+    data.setup()
+    clients = []
+    for client in data.clients:
+        assert isinstance(client, ClientGraphs)
+        graphs = [(*client.graph(index), client.y_N[index : index + 1]) for index in range(len(client.y_N))]
+        roles = {f"{role}_mask": getattr(client, f"{role}_mask_N") for role in ("train", "val", "test")}
+        clients.append({"graphs": [dict(zip(("x", "edge_index", "y"), each, strict=True)) for each in graphs], **roles})
+    torch.save(clients, path)
+
+
 def our_arguments(case: Case, rounds: int, epochs: int, seed: int) -> list[str]:
     """The command line of this project's run."""
     algorithm, num_clients, width, _ = case
     net = [f"--model.net.hidden_channels={width}"]
-    if algorithm == "FedAvg":
+    data = ["--data.splitter=ClientSplit", "--data.splitter.train=0.2", "--data.splitter.val=0.4"]
+    if algorithm == GRAPHS:
+        net = ["--model.net=peers_net.GraphNet", f"--model.net.width={width}"]
+        data = ["--data.source=TUSource", "--data.source.name=NCI1", "--data.source.use_node_attr=false"]
+        data += ["--data.partitioner=RandomPartitioner", f"--data.batch_size={BATCH_SIZE}"]
+    elif algorithm == "FedAvg":
         settings = json.dumps({"hidden_channels": width, "num_layers": 2, "dropout": DROPOUT})
         architecture = "--model.net.architecture=torch_geometric.nn.GCN"
         net = ["--model.net=fl_lightning.models.PyGNet", architecture, f"--model.net.arguments={settings}"]
@@ -83,10 +122,8 @@ def our_arguments(case: Case, rounds: int, epochs: int, seed: int) -> list[str]:
         *net,
         f"--model.optimizer.lr={LEARNING_RATE}",
         "--model.optimizer.weight_decay=0.0",
+        *data,
         f"--data.partitioner.num_clients={num_clients}",
-        "--data.splitter=ClientSplit",
-        "--data.splitter.train=0.2",
-        "--data.splitter.val=0.4",
         f"--data.seed={seed}",
         f"--seed_everything={seed}",
     ]
@@ -147,7 +184,8 @@ def table(records: dict[str, dict[str, Any]]) -> str:
     """All cases that were measured."""
     cases = sorted({tuple(record["case"]) for record in records.values()})
     lines = [
-        "`python benchmarks/peers.py`: Cora, the same net in all systems; behind the stroke is the time of the CPU. "
+        "`python benchmarks/peers.py`: Cora, or graphs of NCI1, the same net in all systems; behind the stroke is the "
+        "time of the CPU. "
         "Empty rows: no checkout of that system was given.\n",
         "| algorithm | clients | width | threads | system | a round, ms / CPU | times ours / CPU | whole process, s "
         "| best validation, % | seconds to equal validation accuracy |",
@@ -183,12 +221,16 @@ def main() -> None:
     records: dict[str, dict[str, Any]] = json.loads(file.read_text()) if file.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
         for num_clients, seed in itertools.product(options.clients, options.seeds):
-            data = Path(folder) / f"clients_{num_clients}_{seed}.pt"
-            write_clients(data, num_clients, seed)
+            of_nodes, of_graphs = (Path(folder) / f"{kind}_{num_clients}_{seed}.pt" for kind in ("nodes", "graphs"))
+            if {*options.algorithms} - {GRAPHS}:
+                write_clients(of_nodes, num_clients, seed)
+            if GRAPHS in options.algorithms:
+                write_graph_clients(of_graphs, num_clients, seed)
             for algorithm, width, threads in itertools.product(options.algorithms, options.widths, options.threads):
                 case: Case = (algorithm, num_clients, width, threads)
                 settings = {
-                    "data": str(data),
+                    "data": str(of_graphs if algorithm == GRAPHS else of_nodes),
+                    "graphs": algorithm == GRAPHS,
                     "algorithm": ALGORITHMS[algorithm][1],
                     "rounds": options.rounds,
                     "epochs": options.epochs,
@@ -196,7 +238,8 @@ def main() -> None:
                     "learning_rate": LEARNING_RATE,
                     "seed": seed,
                     "gpu": options.gpu,
-                    "figure": "trained/val/acc" if algorithm == "FedAvg" else "val/acc",
+                    "figure": "val/acc" if algorithm == "FED-PUB" else "trained/val/acc",
+                    "batch_size": BATCH_SIZE,
                     "arguments": our_arguments(case, options.rounds, options.epochs, seed),
                 }
                 for name, (driver, algorithms) in SYSTEMS.items():

@@ -58,31 +58,26 @@ def plain(options: dict[str, Any]) -> None:
 
     import torch
     import torch.nn.functional as F
-    from torch_geometric.data import Data
-    from torch_geometric.nn import GCN
 
     torch.manual_seed(options["seed"])
-    clients = [Data(**fields) for fields in torch.load(options["data"])]
-    num_classes = max(int(client.y.max()) for client in clients) + 1
-    net = GCN(clients[0].num_features, options["width"], 2, num_classes, dropout=DROPOUT)
+    net, clients, share = (_plain_graphs if options["graphs"] else _plain_nodes)(options)
     nets = [copy.deepcopy(net) for _ in clients]
     optimizers = [torch.optim.Adam(net.parameters(), lr=options["learning_rate"], fused=True) for net in nets]
-    share = torch.tensor([int(client.train_mask.sum()) for client in clients]).float()
     share /= share.sum()
     rounds: Rounds = []
     for _ in range(options["rounds"]):
         accuracy = []
-        for net, optimizer, client in zip(nets, optimizers, clients, strict=True):
+        for net, optimizer, (batches, scored) in zip(nets, optimizers, clients, strict=True):
             net.train()
             for _ in range(options["epochs"]):
-                optimizer.zero_grad()
-                logits = net(client.x, client.edge_index)
-                F.cross_entropy(logits[client.train_mask], client.y[client.train_mask]).backward()
-                optimizer.step()
+                for inputs, y, mask in batches:
+                    optimizer.zero_grad()
+                    F.cross_entropy(net(*inputs)[mask], y[mask]).backward()
+                    optimizer.step()
             net.eval()
             with torch.no_grad():
-                right = net(client.x, client.edge_index).argmax(dim=1) == client.y
-            accuracy.append(float(right[client.val_mask].float().mean()))
+                right = torch.cat([(net(*inputs).argmax(dim=1) == y)[mask] for inputs, y, mask in scored])
+            accuracy.append(float(right.float().mean()))
         with torch.no_grad():
             for each in zip(*(net.parameters() for net in nets), strict=True):
                 mean = sum(weight * parameter for weight, parameter in zip(share, each, strict=True))
@@ -92,10 +87,48 @@ def plain(options: dict[str, Any]) -> None:
     write_result(options, rounds)
 
 
+def _plain_nodes(options: dict[str, Any]) -> Any:
+    """Net, the clients' batches (inputs, labels, mask) to train on and to score, numbers of examples."""
+    import torch
+    from torch_geometric.nn import GCN
+
+    clients = torch.load(options["data"])
+    num_classes = max(int(client["y"].max()) for client in clients) + 1
+    net = GCN(clients[0]["x"].shape[1], options["width"], 2, num_classes, dropout=DROPOUT)
+    batches = [
+        tuple([((each["x"], each["edge_index"]), each["y"], each[f"{role}_mask"])] for role in ("train", "val"))
+        for each in clients
+    ]
+    return net, batches, torch.tensor([float(each["train_mask"].sum()) for each in clients])
+
+
+def _plain_graphs(options: dict[str, Any]) -> Any:
+    """As :func:`_plain_nodes`; batches are made anew in every pass, as PyG's loader does."""
+    import torch
+    from peers_net import GraphNet
+    from torch_geometric.data import Data
+    from torch_geometric.loader import DataLoader
+
+    class Batches:
+        def __init__(self, graphs: list[Any], mask: Any, *, shuffle: bool) -> None:
+            chosen = [Data(**graphs[index]) for index in mask.nonzero().flatten().tolist()]
+            self.loader = DataLoader(chosen, options["batch_size"], shuffle=shuffle)
+
+        def __iter__(self) -> Any:
+            return (((b.x, b.edge_index, b.batch), b.y, torch.ones_like(b.y).bool()) for b in self.loader)
+
+    clients = torch.load(options["data"])
+    num_classes = max(int(graph["y"]) for client in clients for graph in client["graphs"]) + 1
+    batches = [
+        tuple(Batches(c["graphs"], c[f"{r}_mask"], shuffle=r == "train") for r in ("train", "val")) for c in clients
+    ]
+    net = GraphNet(clients[0]["graphs"][0]["x"].shape[1], num_classes, options["width"])
+    return net, batches, torch.tensor([float(each["train_mask"].sum()) for each in clients])
+
+
 def openfgl(options: dict[str, Any]) -> None:
     """OpenFGL (https://github.com/xkLi-Allen/OpenFGL) with this project's clients in place of its own simulation."""
     import torch
-    from torch_geometric.data import Data
 
     sys.path.insert(0, options["checkout"])
     sys.argv = sys.argv[:1]  # it reads the command line when it is imported
@@ -104,27 +137,22 @@ def openfgl(options: dict[str, Any]) -> None:
 
     load = torch.load
     torch.load = lambda *arguments, **named: load(*arguments, **{"weights_only": False, **named})
-    clients = [Data(**fields) for fields in torch.load(options["data"])]
     args = openfgl.config.args
-    args.root, args.dataset, args.metrics, args.model = options["scratch"], ["Cora"], ["accuracy"], ["gcn"]
-    args.num_clients, args.num_rounds, args.num_epochs = len(clients), options["rounds"], options["epochs"]
+    args.root, args.dataset, args.metrics = options["scratch"], ["Cora"], ["accuracy"]
+    args.num_rounds, args.num_epochs, args.batch_size = options["rounds"], options["epochs"], options["batch_size"]
     args.fl_algorithm, args.hid_dim, args.lr = options["algorithm"], options["width"], options["learning_rate"]
     args.weight_decay, args.use_cuda, args.seed = 0.0, options["gpu"], options["seed"]
     args.num_layers, args.dropout = 2, DROPOUT
-    _write_openfgl_splits(Path(options["scratch"]), clients)
-    num_classes = max(int(client.y.max()) for client in clients) + 1
-    for client in clients:
-        client.num_global_classes = num_classes
+    args.scenario, args.task, args.model = (
+        ("graph_fl", "graph_cls", ["gin"]) if options["graphs"] else ("subgraph_fl", "node_cls", ["gcn"])
+    )
+    clients, whole = (_openfgl_graphs if options["graphs"] else _openfgl_nodes)(torch.load(options["data"]))
+    args.num_clients = len(clients)
+    _write_openfgl_splits(Path(options["scratch"]) / args.task, clients)
 
     class Given:
         def __init__(self, args: Any) -> None:
-            self.local_data = clients
-            x = torch.cat([client.x for client in clients])
-            y = torch.cat([client.y for client in clients])
-            offsets = torch.tensor([0, *(len(client.x) for client in clients)]).cumsum(0).tolist()
-            edges = [client.edge_index + offset for client, offset in zip(clients, offsets, strict=False)]
-            self.global_data = Data(x=x, y=y, edge_index=torch.cat(edges, dim=1), num_global_classes=num_classes)
-            self.processed_dir = options["scratch"]
+            self.local_data, self.global_data, self.processed_dir = clients, whole, options["scratch"]
 
     rounds: Rounds = []
 
@@ -149,10 +177,60 @@ def _noted(output: list[float], result: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def _openfgl_nodes(given: list[Any]) -> Any:
+    """The clients' graphs, and all in one."""
+    import torch
+    from torch_geometric.data import Data
+
+    clients = [Data(**fields) for fields in given]
+    num_classes = max(int(client.y.max()) for client in clients) + 1
+    for client in clients:
+        client.num_global_classes = num_classes
+    x, y = (torch.cat([client[name] for client in clients]) for name in ("x", "y"))
+    offsets = torch.tensor([0, *(len(client.x) for client in clients)]).cumsum(0).tolist()
+    edges = [client.edge_index + offset for client, offset in zip(clients, offsets, strict=False)]
+    return clients, Data(x=x, y=y, edge_index=torch.cat(edges, dim=1), num_global_classes=num_classes)
+
+
+def _openfgl_graphs(given: list[Any]) -> Any:
+    """The clients' sets of graphs, and all in one."""
+    import torch
+    from torch_geometric.data import Data
+
+    num_classes = max(int(graph["y"]) for client in given for graph in client["graphs"]) + 1
+
+    class Graphs:
+        """What OpenFGL needs of a data set in memory."""
+
+        num_global_classes = num_classes
+
+        def __init__(self, graphs: list[Any], **roles: Any) -> None:
+            self.graphs, self.roles = graphs, roles
+            self.y = torch.cat([graph.y for graph in graphs])
+
+        def __len__(self) -> int:
+            return len(self.graphs)
+
+        def __getitem__(self, index: Any) -> Any:
+            if isinstance(index, str):
+                return self.roles[index]
+            return self.graphs[index] if isinstance(index, int) else [self.graphs[i] for i in index.nonzero().flatten()]
+
+        def to(self, device: Any) -> Any:
+            self.graphs = [graph.to(device) for graph in self.graphs]
+            return self
+
+    clients = []
+    for client in given:
+        roles = {name: mask for name, mask in client.items() if name != "graphs"}
+        clients.append(Graphs([Data(**graph) for graph in client["graphs"]], **roles))
+    return clients, Graphs([graph for client in clients for graph in client.graphs])
+
+
 def _write_openfgl_splits(root: Path, clients: list[Any]) -> None:
     import torch
 
-    folder = root / "node_cls" / "default_split"
+    folder = root / "default_split"
     folder.mkdir(parents=True)
     offset = 0
     for number, client in enumerate(clients):
@@ -161,7 +239,7 @@ def _write_openfgl_splits(root: Path, clients: list[Any]) -> None:
             torch.save(mask, folder / f"{role}_{number}.pt")
             with (folder / f"glb_{role}_{number}.pkl").open("wb") as file:
                 pickle.dump((mask.nonzero().flatten() + offset).tolist(), file)
-        offset += len(client.x)
+        offset += len(client.y)
 
 
 def fedpub(options: dict[str, Any]) -> None:
