@@ -145,6 +145,7 @@ class FederatedCLI(LightningCLI):
             return super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         parser = self.init_parser(**kwargs)
         self._add_arguments(parser)
+        parser.set_defaults({"strategy": "FedAvg"})  # nothing is trained
         parser.add_argument("--csv", type=str | None, help="File to which the table is written.")
         parser.add_argument("--picture", type=str | None, help="PNG file for a plot of each client's labels.")
         self._subcommand_method_arguments[subcommand] = ["csv", "picture"]

@@ -55,8 +55,8 @@ def pool_of(clients: Sequence[ClientData], training: Sequence[int], whole_graph:
     ]
     if len(twice_I) and not any(bool(member.train_mask_N.any()) for member in members):
         raise ValueError(
-            f"all {len(twice_I):,} training nodes of the clients are validation or test nodes of other clients, so "
-            "none is left to train on: set data.splitter to GlobalSplit, which gives a node one role"
+            f"all {len(twice_I):,} training examples of the clients are validation or test examples of other clients, "
+            "so none is left to train on: set data.splitter to GlobalSplit, which gives an example one role"
         )
     pooled = type(members[0]).pooled(members)
     if whole_graph is None:

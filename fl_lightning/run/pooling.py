@@ -40,15 +40,15 @@ def on_pool(
         ValueError: There is no whole graph, or nothing is left to train on.
 
     Warns:
-        UserWarning: Nodes have contradictory roles.
+        UserWarning: Examples have contradictory roles.
     """
     whole_graph = datamodule.common_graph() if strategy.graph == "whole" else None
     pool = pool_of(clients, training_clients, whole_graph)
     if pool.num_contradictory and says:
         warnings.warn(
-            f"Pooled leaves {pool.num_contradictory:,} nodes out of its training, which are training nodes of one "
-            f"client and validation or test nodes of another; {pool.client_data.num_examples:,} training nodes are "
-            "left (with GlobalSplit as data.splitter a node has one role)",
+            f"Pooled leaves {pool.num_contradictory:,} examples out of its training, which are training examples of "
+            f"one client and validation or test examples of another; {pool.client_data.num_examples:,} training "
+            "examples are left (with GlobalSplit as data.splitter an example has one role)",
             stacklevel=3,
         )
     strategy.place(pool.rows)

@@ -374,6 +374,13 @@ def test_data_prints_and_saves_the_table(capsys: pytest.CaptureFixture[str]) -> 
     assert Path("labels.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_data_need_no_strategy(capsys: pytest.CaptureFixture[str]) -> None:
+    source = ["--data.source=PlantedCommunities", "--data.source.num_nodes=200", "--data.source.num_communities=5"]
+    cut = ["--data.partitioner=MetisPartitioner", "--data.partitioner.num_clients=3"]
+    assert main(["data", *source, *cut]) == 0
+    assert "client-02" in capsys.readouterr().out
+
+
 def test_print_config_can_be_run_again(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["fit", *SMALL, "--print_config"])

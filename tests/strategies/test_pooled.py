@@ -154,7 +154,7 @@ def test_nodes_of_contradictory_roles_are_left_out_and_said(graph, tmp_path, mak
     swapped = dataclasses.replace(first, train_mask_N=first.test_mask_N, test_mask_N=first.train_mask_N)
     data._allocation = dataclasses.replace(data.allocation, clients=(swapped, *data.clients[1:]))
     trainer = make_trainer(num_rounds=1)
-    with pytest.warns(UserWarning, match=r"Pooled leaves \d+ nodes out of its training, .*GlobalSplit") as said:
+    with pytest.warns(UserWarning, match=r"Pooled leaves \d+ examples out of its training, .*GlobalSplit") as said:
         trainer.fit(make_model(), data, Pooled(graph=graph))
     assert sum("Pooled leaves" in str(each.message) for each in said) == 1
     pool = trainer.run.executor.pool.client_data(0)
@@ -172,7 +172,7 @@ def test_where_all_roles_contradict_each_other_it_is_refused(tmp_path, make_mode
         first, name="again", train_mask_N=first.test_mask_N, test_mask_N=first.train_mask_N, val_mask_N=first.val_mask_N
     )
     with pytest.raises(
-        ValueError, match=r"all \d+ training nodes .* so none is left .*: set data.splitter to GlobalSpl"
+        ValueError, match=r"all \d+ training examples .* so none is left .*: set data.splitter to GlobalSpl"
     ):
         pool_of([first, same], (0, 1))
 
