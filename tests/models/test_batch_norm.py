@@ -6,7 +6,13 @@ from torch import nn
 from torch.func import functional_call
 
 from fl_lightning.models import BatchNorm, NormalizedGCN
-from fl_lightning.models.batch_norm import adopt_statistics, has_torch_norms, norm_parameters, statistics_of
+from fl_lightning.models.batch_norm import (
+    adopt_statistics,
+    has_torch_norms,
+    norm_parameters,
+    normalize,
+    statistics_of,
+)
 
 
 def examples(*shape: int) -> torch.Tensor:
@@ -92,3 +98,18 @@ def test_nets_with_ours() -> None:
     assert not has_torch_norms(net)
     with pytest.raises(ValueError, match="momentum=0 is impossible: set it above 0, to at most 1"):
         BatchNorm(3, momentum=0)
+
+
+@pytest.mark.parametrize("mapped", [False, True], ids=["stack", "vmap"])
+def test_first_and_second_derivatives(mapped: bool) -> None:
+    mask_CN = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    x_CND, weight_CD = examples(2, 5, 3).requires_grad_(), examples(2, 3).requires_grad_()
+
+    def output(x: torch.Tensor, mask: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return normalize(x, mask, None, weight, None, training=True, momentum=0.1, eps=1e-5)
+
+    def of_all(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return (torch.vmap(output) if mapped else output)(x, mask_CN, weight)
+
+    assert torch.autograd.gradcheck(of_all, (x_CND, weight_CD))
+    assert torch.autograd.gradgradcheck(of_all, (x_CND, weight_CD))
