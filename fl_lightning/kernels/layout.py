@@ -19,21 +19,21 @@ def by_columns(tensor: Tensor) -> Tensor:
 
 
 def is_by_columns(tensor: Tensor) -> bool:
-    """Whether a client's tensor, or a stack of them, is stored column by column and not also row by row."""
-    return tensor.dim() > 1 and not tensor.is_contiguous() and tensor.mT.is_contiguous()
+    """Whether a stack of matrices, (C, D, F), is stored column by column and not also row by row."""
+    return tensor.dim() == 3 and not tensor.is_contiguous() and tensor.mT.is_contiguous()
 
 
 def make_like(
     allocate: Callable[[Sequence[int], torch.dtype, torch.device], Tensor], shape: Sequence[int], like: Tensor
 ) -> Tensor:
-    """Memory of a shape for the values of a tensor, of its type, on its device and stored as it is.
+    """Memory for a stack of clients' tensors, of the type of another one, on its device and stored as it is.
 
     Args:
         allocate: Makes memory of a shape, type and device.
-        shape: Of the result; its last dimensions are those of ``like`` if this is stored column by column.
-        like: The tensor.
+        shape: Of the result.
+        like: Another stack, or one client's tensor.
     """
-    if not is_by_columns(like):
+    if not is_by_columns(like if like.dim() == len(shape) else like.unsqueeze(0)):
         return allocate(shape, like.dtype, like.device)
     return allocate((*shape[:-2], shape[-1], shape[-2]), like.dtype, like.device).mT
 
@@ -52,11 +52,11 @@ def stored_as(tensor: Tensor, like: Tensor) -> Tensor:
 
 def in_memory_order(tensor: Tensor) -> Tensor:
     """Each client's numbers as one row, (C, *shape) -> (C, P), in the order in which they are stored."""
-    return (tensor.mT if tensor.dim() == 3 and is_by_columns(tensor) else tensor).reshape(len(tensor), -1)
+    return (tensor.mT if is_by_columns(tensor) else tensor).reshape(len(tensor), -1)
 
 
 def from_memory_order(rows_RP: Tensor, like: Tensor) -> Tensor:
     """Undo :func:`in_memory_order` for rows of the same order, such as sums of them: (R, P) -> (R, *shape)."""
-    if like.dim() == 3 and is_by_columns(like):
+    if is_by_columns(like):
         return rows_RP.view(len(rows_RP), *like.mT.shape[1:]).mT
     return rows_RP.view(len(rows_RP), *like.shape[1:])
