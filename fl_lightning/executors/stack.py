@@ -237,6 +237,9 @@ class StackSlice:
             self._load_optimizer(stack)
         else:
             self.optimizer = check_optimizer(optimizer([member for _, member in named]))
+        for group in self.optimizer.param_groups:
+            if isinstance(self.optimizer, SGD) and group["momentum"]:
+                group["fused"] = False  # torch's fused kernel fails where only some of the clients have momentum yet
 
     def _turn(self, name: str, tensor: Tensor) -> Tensor:
         """A parameter, or a slot of it, as the optimizer sees it; or back."""

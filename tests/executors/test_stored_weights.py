@@ -20,6 +20,7 @@ NETS = {
 OPTIMIZERS = {
     "fused Adam": functools.partial(torch.optim.Adam, lr=0.01, weight_decay=5e-4, fused=True),
     "SGD with momentum": functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    "fused SGD with momentum": functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, fused=True),
     "touched": functools.partial(TouchedAdam, lr=0.01),
     "not value by value": functools.partial(torch.optim.Adafactor, lr=0.01),
 }
