@@ -50,8 +50,8 @@ from fl_lightning.data import (
 RESULTS = Path(__file__).parent / "results"
 DRIVER = Path(__file__).with_name("peers_driver.py")
 LEARNING_RATE, DROPOUT, BATCH_SIZE = 0.01, 0.5, 128
-#: For each algorithm our configuration, and what the others call it.
 GRAPHS = "FedAvg on NCI1"
+#: For each algorithm our configuration, and what the others call it.
 ALGORITHMS = {
     "FedAvg": ("fedavg_cora", "fedavg"),
     "FED-PUB": ("fedpub_cora", "fedpub"),
@@ -185,8 +185,7 @@ def table(records: dict[str, dict[str, Any]]) -> str:
     cases = sorted({tuple(record["case"]) for record in records.values()})
     lines = [
         "`python benchmarks/peers.py`: Cora, or graphs of NCI1, the same net in all systems; behind the stroke is the "
-        "time of the CPU. "
-        "Empty rows: no checkout of that system was given.\n",
+        "time of the CPU. Empty rows: no checkout of that system was given.\n",
         "| algorithm | clients | width | threads | system | a round, ms / CPU | times ours / CPU | whole process, s "
         "| best validation, % | seconds to equal validation accuracy |",
         "|---|---|---|---|---|---|---|---|---|---|",

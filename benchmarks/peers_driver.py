@@ -87,14 +87,18 @@ def plain(options: dict[str, Any]) -> None:
     write_result(options, rounds)
 
 
+def _num_classes(clients: list[Any]) -> int:
+    """Number of classes of all clients' nodes, or of their graphs."""
+    return max(int(each["y"].max()) for client in clients for each in client.get("graphs", [client])) + 1
+
+
 def _plain_nodes(options: dict[str, Any]) -> Any:
     """Net, the clients' batches (inputs, labels, mask) to train on and to score, numbers of examples."""
     import torch
     from torch_geometric.nn import GCN
 
     clients = torch.load(options["data"])
-    num_classes = max(int(client["y"].max()) for client in clients) + 1
-    net = GCN(clients[0]["x"].shape[1], options["width"], 2, num_classes, dropout=DROPOUT)
+    net = GCN(clients[0]["x"].shape[1], options["width"], 2, _num_classes(clients), dropout=DROPOUT)
     batches = [
         tuple([((each["x"], each["edge_index"]), each["y"], each[f"{role}_mask"])] for role in ("train", "val"))
         for each in clients
@@ -118,11 +122,10 @@ def _plain_graphs(options: dict[str, Any]) -> Any:
             return (((b.x, b.edge_index, b.batch), b.y, torch.ones_like(b.y).bool()) for b in self.loader)
 
     clients = torch.load(options["data"])
-    num_classes = max(int(graph["y"]) for client in clients for graph in client["graphs"]) + 1
     batches = [
         tuple(Batches(c["graphs"], c[f"{r}_mask"], shuffle=r == "train") for r in ("train", "val")) for c in clients
     ]
-    net = GraphNet(clients[0]["graphs"][0]["x"].shape[1], num_classes, options["width"])
+    net = GraphNet(clients[0]["graphs"][0]["x"].shape[1], _num_classes(clients), options["width"])
     return net, batches, torch.tensor([float(each["train_mask"].sum()) for each in clients])
 
 
@@ -182,8 +185,7 @@ def _openfgl_nodes(given: list[Any]) -> Any:
     import torch
     from torch_geometric.data import Data
 
-    clients = [Data(**fields) for fields in given]
-    num_classes = max(int(client.y.max()) for client in clients) + 1
+    clients, num_classes = [Data(**fields) for fields in given], _num_classes(given)
     for client in clients:
         client.num_global_classes = num_classes
     x, y = (torch.cat([client[name] for client in clients]) for name in ("x", "y"))
@@ -197,7 +199,7 @@ def _openfgl_graphs(given: list[Any]) -> Any:
     import torch
     from torch_geometric.data import Data
 
-    num_classes = max(int(graph["y"]) for client in given for graph in client["graphs"]) + 1
+    num_classes = _num_classes(given)
 
     class Graphs:
         """What OpenFGL needs of a data set in memory."""

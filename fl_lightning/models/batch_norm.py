@@ -101,11 +101,11 @@ def normalize(
     """
     if running is None or training:
         wide = x if running is None else x.to(torch.promote_types(x.dtype, running[0].dtype))
-        share = mask.unsqueeze(-1).to(wide)
-        count = share.sum(dim=-2)
+        share = mask.to(wide)
+        count = share.sum(dim=-1, keepdim=True)
         if training and mask.device.type == "cpu" and not is_batchedtensor(mask):
             refuse_one(mask)
-        mean, variance = _Moments.apply(wide, share.squeeze(-1) / count.clamp(min=1))  # type: ignore[no-untyped-call]
+        mean, variance = _Moments.apply(wide, share / count.clamp(min=1))  # type: ignore[no-untyped-call]
         if running is not None:
             _follow(running, mean.detach(), variance.detach(), count, momentum)
     else:

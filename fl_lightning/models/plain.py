@@ -111,7 +111,6 @@ class PlainNet(nn.Module):
             raise ValueError(f"{self.plain_name} has a part called {taken[0]}, which is taken: rename it")
         self._stacked: tuple[nn.Module, ...] = ()
         self.why_alone, self.takes_stacks, self.has_dropout = "it has not been tried", False, True
-        self.transposed: tuple[str, ...] = ()
         self.train(net.training)
         self.embedding_channels: int = trial.embedding_of(self).shape[-1]
         self._stack(num_features, trial)
@@ -135,7 +134,7 @@ class PlainNet(nn.Module):
             )
         except NotStackable as error:
             self._stacked, self.takes_stacks, self.why_alone = (), False, str(error)
-        self.transposed = () if self.why_alone else linear_weights(self)
+        self.transposed: tuple[str, ...] = () if self.why_alone else linear_weights(self)
         self.train(self.training)
 
     @property
