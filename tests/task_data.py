@@ -64,6 +64,16 @@ class LabeledRows(ExampleSource):
         return Examples(names=("a", "b", "c"), x=x, y=y, num_outputs=3, multi_label=True, gaps=True)
 
 
+class Clouds(ExampleSource):
+    """Rows of three clients in two classes."""
+
+    def load(self, root: Any, seed: int) -> Examples:
+        draw = torch.Generator().manual_seed(5)
+        y = tuple(torch.arange(size) % 2 for size in (24, 40, 31))
+        x = tuple(torch.randn(len(each), 4, generator=draw) + each[:, None] for each in y)
+        return Examples(names=("a", "b", "c"), x=x, y=y, num_outputs=2)
+
+
 def graphs_of(num_clients: int = 3, *, kind: str = "classes", edge_attributes: int = 0) -> list[list[Data]]:
     """For each client some graphs: rings and stars, which only their degrees and one noisy feature tell apart."""
     draw = torch.Generator().manual_seed(9)

@@ -17,6 +17,8 @@ from fl_lightning.strategies import Oracle, Strategy
 SLOW = functools.partial(SGD, lr=0.05)
 #: Of three clients, where they must be known.
 GROUPS = [0, 1, 0]
+#: Those that refuse batch normalization, or need another setting of it.
+WITHOUT_BATCH_NORM = {"APFL", "Flow", "PerFedAvg", "Pooled"}
 #: Warnings that say what strategies always say in such small federations.
 EXPECTED = [
     pytest.mark.filterwarnings("ignore:DFedAvgM is for SGD with momentum"),

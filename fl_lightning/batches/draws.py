@@ -67,7 +67,7 @@ class DrawnBatch(Batch):
         return self.train_mask
 
     def draws(self: AnyDrawn, keys: Tensor) -> Iterator[AnyDrawn]:
-        """Mini-batches of each client's training examples.
+        """Mini-batches of each client's training examples; without a batch size every step has them all.
 
         Without ``sampling`` a client passes over its examples repeatedly, each time in an order drawn by the key of the
         pass's first step, divided into batches: it sees each example once in a pass, however many examples other
@@ -79,13 +79,23 @@ class DrawnBatch(Batch):
             keys: int64 key of every step and client, (steps, C), or (steps,) for one client's batch.
         """
         if self.batch_size is None:
-            yield from super().draws(keys)
+            training = self._training_examples()
+            for key in keys:
+                yield training.replace({"key": key})
         elif self.sampling:
             yield from self._samples(keys, min(self.batch_size, self.drawn_from.shape[-1]))
         elif keys.dim() == 1:
             yield from self._own_passes(keys, self.batch_size)
         else:
             yield from self._passes(keys, self.batch_size)
+
+    def _training_examples(self: AnyDrawn) -> AnyDrawn:
+        """No other examples: batch normalization would see the inputs of those that models are scored on."""
+        if bool(self.drawn_from.all()):
+            return self
+        most = max(1, int(self.drawn_from.sum(dim=-1).max()))
+        order = self.drawn_from.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)[..., :most]
+        return self._pick(self.key, order, self.drawn_from.gather(-1, order))
 
     def _samples(self: AnyDrawn, keys: Tensor, count: int) -> Iterator[AnyDrawn]:
         """An independent draw for every step."""

@@ -27,6 +27,11 @@ class ExampleBatch(DrawnBatch):
 
     x: Tensor = field(metadata=EXAMPLES)
 
+    @property
+    def summary_mask(self) -> Tensor:
+        """Training examples alone."""
+        return self.train_mask
+
     def parts(self) -> Iterator["ExampleBatch"]:
         """Parts of at most ``PART_EXAMPLES`` examples and ``PART_NUMBERS`` input values, for all clients together."""
         num_examples = self.train_mask.shape[-1]

@@ -4,7 +4,7 @@ Shape legend: C clients, G graphs and N nodes of a client (padded), B graphs of 
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -17,6 +17,9 @@ from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.batches.draws import DrawnBatch, DrawnCollator
 from fl_lightning.batches.edge_fields import incidence_fields
 from fl_lightning.batches.graphs import GraphBatch, GraphCollator, Pooling
+
+#: Number of graphs of each client in one part of an evaluation.
+PART_GRAPHS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +119,18 @@ class GraphSetBatch(GraphBatch, DrawnBatch):
         place_W = torch.arange(self.most_nodes, device=self.num_nodes.device)
         first_G1 = (self.num_nodes.cumsum(dim=-1) - self.num_nodes).unsqueeze(-1)
         return (first_G1 + place_W).clamp(max=self.graph_of.shape[-1] - 1), place_W < self.num_nodes.unsqueeze(-1)
+
+    def parts(self) -> Iterator["GraphSetBatch"]:
+        """Parts of ``PART_GRAPHS`` graphs of each client; in a stack and alone a client has the same parts."""
+        num_graphs = self.example_mask.shape[-1]
+        if num_graphs <= PART_GRAPHS:
+            yield self
+            return
+        for order_B in torch.split(torch.arange(num_graphs, device=self.key.device), PART_GRAPHS):
+            order = order_B.expand(*self.key.shape, -1).contiguous()
+            part = self._pick(self.key, order, self.example_mask.gather(-1, order))
+            roles = ("train_mask", "val_mask", "test_mask")
+            yield part.replace({name: getattr(self, name).gather(-1, order) for name in roles})
 
     def _pick(self, key: Tensor, order: Tensor, drawn_mask: Tensor) -> "GraphSetBatch":
         """The graphs with the given indices, (C, B), some of which may be padding, and only their nodes."""

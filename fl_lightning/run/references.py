@@ -147,7 +147,9 @@ def _key(facts: Mapping[str, Any], client: ClientModule, data: FederatedDataModu
         return None
     contents = [zlib.crc32(each.inputs.contiguous().numpy().data) for each in data.clients]
     drawing = data.drawing.plain if hasattr(data, "drawing") else None
-    everything = [made_of, data.registry.partition_hash, contents, drawing, version_of(facts["name"], {})]
+    source = type(getattr(data, "source", None)).__name__
+    settings = {"data.source": source, **{f"data.{name}": value for name, value in (drawing or {}).items()}}
+    everything = [made_of, data.registry.partition_hash, contents, drawing, version_of(facts["name"], settings)]
     return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()[:20]
 
 

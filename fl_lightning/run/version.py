@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 #: Raised by hand, see above.
-MATHEMATICS: dict[str, int] = {"": 1, "passes": 1}
+MATHEMATICS: dict[str, int] = {"": 1, "passes": 1, "links": 1}
 #: Kinds of data that have a version of their own, recognized by the settings of a run's data by dotted name.
 DATA: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     # epochs of mini-batches are passes over the examples; before version 1 every batch was drawn independently
     "passes": lambda data: data.get("data.batch_size") is not None and data.get("data.steps_per_epoch") is None,
+    # before version 1 a step without a batch size drew negatives for the pairs of validation and test, too
+    "links": lambda data: str(data.get("data.source")).rpartition(".")[2] == "Links",
 }
 
 _PACKAGES = ("torch", "torch-geometric")

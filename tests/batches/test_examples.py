@@ -195,15 +195,23 @@ def test_a_sample_holds_every_training_example_equally_often() -> None:
     assert counts[torch.arange(40) % 4 < 2].sub(500).abs().max() < 100  # 500 expected, sd 20
 
 
-def test_no_batch_size_trains_on_everything() -> None:
+def test_without_a_batch_size_a_step_has_all_training_examples() -> None:
     collate = ExampleCollator(clients(), **CPU)
     batch = collate([0, 1])
 
     drawn = draw(batch, 1, 2)
 
-    assert drawn.x is batch.x
+    for row, client in enumerate(clients()[:2]):
+        own = client.x_NX[client.train_mask_N].double()
+        assert torch.equal(drawn.x[row, : len(own)], own)
+        assert drawn.train_mask[row].tolist() == [True] * len(own) + [False] * (20 - len(own))
+    assert torch.equal(drawn.example_mask, drawn.train_mask)
+    assert not drawn.val_mask.any()
+    assert not drawn.test_mask.any()
     assert drawn.key.tolist() == [1, 2]
     assert [collate.steps_per_epoch(client) for client in range(3)] == [1, 1, 1]
+    whole = drawn.select(torch.tensor([0]))
+    assert draw(whole, 3).x is whole.x
 
 
 def test_steps_of_an_epoch() -> None:

@@ -7,8 +7,10 @@ from torch_geometric.data import Data
 
 from fl_lightning import FederatedDataModule
 from fl_lightning.batches import ClientGraph, ClientGraphs, GraphSetCollator
+from fl_lightning.batches.base import single
 from fl_lightning.data import GraphSets
 from fl_lightning.kernels.randomness import random_order
+from fl_lightning.models import GIN, GINE
 
 CPU = torch.device("cpu")
 
@@ -102,9 +104,34 @@ def test_a_drawn_batch_is_that_of_its_graphs_alone(sampling) -> None:
 
 
 def single_draws(make, client, keys):
-    from fl_lightning.batches.base import single
-
     return single(make([client])).draws(keys[:, client])
+
+
+@pytest.mark.parametrize("of_edges", [False, True])
+def test_a_model_is_scored_in_parts_as_on_the_whole(of_edges, monkeypatch) -> None:
+    data = graph_data(edge_attributes=2 if of_edges else 0)
+    torch.manual_seed(0)
+    net = (GINE(3, 2, edge_channels=2) if of_edges else GIN(3, 2, batch_norm=True)).double().eval()
+    whole = collator(data)([0, 1, 2])  # of 9, 13 and 17 graphs
+    assert list(whole.parts()) == [whole]
+    parameters = {name: tensor.expand(3, *tensor.shape) for name, tensor in net.state_dict().items()}
+
+    def logits(batch):
+        return torch.func.functional_call(net, parameters, (batch,)).logits
+
+    expected = logits(whole)
+    monkeypatch.setattr("fl_lightning.batches.graph_sets.PART_GRAPHS", 5)
+    parts = list(whole.parts())
+    assert [part.y.shape[1] for part in parts] == [5, 5, 5, 2]
+    assert max(part.node_mask.shape[1] for part in parts) < whole.node_mask.shape[1] / 2
+    for name in ("y", "example_mask", "train_mask", "val_mask", "test_mask"):
+        assert torch.equal(torch.cat([getattr(part, name) for part in parts], dim=1), getattr(whole, name)), name
+    actual = torch.cat([logits(part) for part in parts], dim=1)
+    assert torch.allclose(actual[whole.example_mask], expected[whole.example_mask], rtol=1e-10)
+    alone = list(single(whole.select(torch.tensor([1]))).parts())
+    for part, of_stack in zip(alone, parts, strict=False):
+        count = len(part.y)
+        assert torch.allclose(net(part).logits, logits(of_stack)[1, :count], rtol=1e-10)
 
 
 def test_directed_graphs_are_moved_with_their_transpose() -> None:

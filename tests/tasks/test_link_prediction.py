@@ -58,9 +58,9 @@ def test_steps_draw_negatives_by_key(batch_size, tmp_path) -> None:
             drawn = {tuple(each) for each in batch.pair[mask & (batch.y[:, 0] < 0.5)].tolist()}
             assert drawn <= candidates
             seen.add(frozenset(drawn))
-            if batch_size is None:  # the links, and the pairs of the pools, are not touched
-                assert {tuple(each) for each in batch.pair[mask & (batch.y[:, 0] > 0.5)].tolist()} == links
-                assert torch.equal(batch.pair[~mask], own.pair_P2[~own.train_mask_N])
+            if batch_size is None:  # all links, and no pairs of the pools
+                assert {tuple(each) for each in batch.pair[batch.y[:, 0] > 0.5].tolist()} == links
+                assert mask.all()
     assert len(seen) == 6
 
 

@@ -10,13 +10,15 @@ import torch
 from strategies.test_contract import STRATEGIES, every_strategy
 from task_data import graph_data
 from tasks_of_strategies import EXPECTED, assert_executors_agree, assert_training_is_the_same, strategy_of
+from torch import Tensor
 from torch.optim import Adam
+from torch_geometric.nn import GINConv, global_add_pool
 
 from fl_lightning import FederatedDataModule, StackedExecutor
-from fl_lightning.models import PooledGCN
+from fl_lightning.models import GIN, PooledGCN
 from fl_lightning.relations.topology import Ring
 from fl_lightning.run.callback import Callback
-from fl_lightning.strategies import FedBN, Strategy
+from fl_lightning.strategies import FedAvg, FedBN, Strategy
 
 #: Those whose papers are about the nodes of one graph: its missing edges, its neighborhoods, labels of neighbors.
 OF_NODES = {
@@ -70,6 +72,18 @@ def test_both_executors_agree(kind, graph_sets, make_trainer, assert_same) -> No
     assert_executors_agree(kind, net_of(kind), graph_sets, make_trainer, assert_same)
 
 
+class Plain(torch.nn.Module):
+    """A net in PyG's layers, normalized as OpenFGL's."""
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        map = torch.nn.Sequential(torch.nn.Linear(in_channels, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU())
+        self.conv, self.head = GINConv(map), torch.nn.Linear(8, out_channels)
+
+    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:
+        return self.head(global_add_pool(self.conv(x, edge_index), batch))
+
+
 class OtherTests(Callback):
     """Gives the graphs that are tested on other features and the other class."""
 
@@ -86,9 +100,19 @@ class OtherTests(Callback):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("batch_size", [4, None])
 @pytest.mark.parametrize("kind", learning, ids=lambda kind: kind.__name__)
-def test_training_sees_nothing_of_what_is_tested(kind, graph_sets, make_trainer, assert_same) -> None:
-    assert_training_is_the_same(kind, net_of(kind), graph_sets, OtherTests(), "test/loss", make_trainer, assert_same)
+def test_training_sees_nothing_of_what_is_tested(kind, batch_size, make_trainer, assert_same) -> None:
+    data = graph_data(batch_size=batch_size, relation_graph=Ring())
+    batch_norm = kind.__name__ not in tasks_of_strategies.WITHOUT_BATCH_NORM
+    net = tasks_of_strategies.net_of(kind, functools.partial(PooledGCN, dropout=0.0, batch_norm=batch_norm))
+    assert_training_is_the_same(kind, net, data, OtherTests(), "test/loss", make_trainer, assert_same)
+
+
+@pytest.mark.parametrize("net", [GIN, Plain], ids=lambda net: net.__name__)
+def test_batch_normalization_sees_training_graphs_alone(net, make_trainer, assert_same) -> None:
+    net = functools.partial(net, batch_norm=True, dropout=0.0) if net is GIN else net
+    assert_training_is_the_same(FedAvg, net, graph_data(), OtherTests(), "test/loss", make_trainer, assert_same)
 
 
 @pytest.mark.full
