@@ -58,8 +58,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         near = difflib.get_close_matches(first, verbs, n=1)
         advice = f"did you mean {near[0]}?" if near else f"give one of {', '.join(verbs)}"
         fail(f"there is no verb {first!r}: {advice}")
-    if "" not in sys.path:
-        sys.path.append("")  # strategies, nets and callbacks of the current folder; last, so that they hide nothing
+    with contextlib.suppress(FileNotFoundError):  # the folder was deleted
+        # strategies, nets and callbacks of the current folder; last, so that they hide nothing; by its whole path, as a
+        # configuration in another folder is read from there
+        if (here := os.getcwd()) not in sys.path:
+            sys.path.append(here)
     fl_lightning.deferred.install()
     # of torch-geometric's import; of which category depends on the version of torch
     warnings.filterwarnings("ignore", message=".*torch.jit.script. is deprecated.*")

@@ -18,6 +18,7 @@ from fl_lightning.models.masked_gcn import MaskedGCN
 from fl_lightning.models.mlp import MLP, LinearModel
 from fl_lightning.models.output import NetOutput
 from fl_lightning.models.plain import PlainNet, PyGNet
+from fl_lightning.models.plain_examples import PlainExampleNet
 from fl_lightning.models.pooled_gcn import PooledGCN
 from fl_lightning.models.projection_gcn import ProjectionGCN
 from fl_lightning.models.spectral_gnn import SpectralGNN
@@ -45,6 +46,7 @@ __all__ = [
     "MaskedGCN",
     "NetOutput",
     "NormalizedGCN",
+    "PlainExampleNet",
     "PlainNet",
     "PooledGCN",
     "ProjectionGCN",

@@ -1,8 +1,8 @@
 """Nets that do not depend on this package: plain PyG modules, and what the package needs to know about them.
 
-A net of this package maps a batch to a ``NetOutput``. A user's or PyG's net maps ``(x, edge_index)`` (for whole graphs
-``(x, edge_index, batch)``, or a PyG ``data``) to logits, to logits and an embedding, or to an embedding alone;
-:func:`fitted` finds out which and wraps it.
+A net of this package maps a ``batch`` to a ``NetOutput``. A user's or PyG's net maps ``(x, edge_index)`` (for whole
+graphs ``(x, edge_index, batch)``, or a PyG ``data``) to logits, to logits and an embedding, or to an embedding alone;
+:func:`fitted` finds out which and wraps it, and likewise nets for examples without graphs (``plain_examples.py``).
 Its layers are exchanged for ones that compute on a stack of clients, with the same parameters (``models/stacked``);
 what else it computes runs under ``torch.vmap``. Where that is impossible, :attr:`PlainNet.why_alone` says why, and it
 computes on one client's graph at a time.
@@ -11,6 +11,7 @@ computes on one client's graph at a time.
 import contextlib
 import copy
 import importlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -73,12 +74,11 @@ class PlainNet(nn.Module):
         ValueError: The module does not return one row of numbers for each node or graph, or cannot be a client's net.
     """
 
-    def __init__(self, net: nn.Module, num_features: int, num_outputs: int) -> None:
+    def __init__(self, net: nn.Module, num_features: Any, num_outputs: int) -> None:
         super().__init__()
-        check_inputs(net)
+        self._inputs = self._inputs_of(net)
         adopt_statistics(net)
         self._net = (net,)  # in a tuple, so that it is not registered: its parts belong to this module
-        self._inputs = Inputs(net)
         self.takes_edge_weight, self.takes_edge_attr = (
             self._inputs.takes_data or name in self._inputs.edges for name in EDGE_INPUTS
         )
@@ -86,7 +86,7 @@ class PlainNet(nn.Module):
         trial = Trial(net, self._inputs, num_features)
         output = trial.run()
         self.pools = self.needs_graph_examples = self._inputs.pools
-        row = "graph" if self.pools else "node"
+        row = self._inputs.row
         trial.adopt_buffers()
         self._adopted: tuple[str, ...] = getattr(net, "_adopted", ())
         self._parameters, self._buffers = net._parameters, net._buffers
@@ -115,7 +115,12 @@ class PlainNet(nn.Module):
         self.embedding_channels: int = trial.embedding_of(self).shape[-1]
         self._stack(num_features, trial)
 
-    def _stack(self, num_features: int, trial: Trial) -> None:
+    @staticmethod
+    def _inputs_of(net: nn.Module) -> Inputs:
+        check_inputs(net)
+        return Inputs(net)
+
+    def _stack(self, num_features: Any, trial: Trial) -> None:
         """Exchange the layers, and try them."""
         from fl_lightning.models.stacked.exchange import exchanged, foreign, linear_weights
         from fl_lightning.models.stacked.graph import NotStackable
@@ -171,7 +176,7 @@ class PlainNet(nn.Module):
 
             with StackedGraph(batch, has_dropout=self.has_dropout) as graph:
                 return graph.examples(self._run(self.stacked_net, graph))
-        with _drawn_by(batch.key) if self.training else contextlib.nullcontext():
+        with drawn_by(batch.key) if self.training else contextlib.nullcontext():
             if not isinstance(batch, GraphSetBatch):
                 return self._run(self._net[0], batch.plain)
             from fl_lightning.models.stacked.graph import plain_graphs  # takes a second
@@ -206,7 +211,7 @@ class PlainNet(nn.Module):
 
 
 @contextlib.contextmanager
-def _drawn_by(key: Tensor) -> Iterator[None]:
+def drawn_by(key: Tensor) -> Iterator[None]:
     """Seed torch's generators from a key, and restore them afterward."""
     with torch.random.fork_rng([key.device] if key.is_cuda else []):
         torch.manual_seed(int(key))
@@ -240,7 +245,7 @@ def name_of(net: nn.Module) -> str:
 
 
 def fitted(factory: Callable[..., nn.Module], num_features: Any, num_outputs: int) -> nn.Module:
-    """Build a net, and wrap it if it is a plain PyG module.
+    """Build a net, and wrap it if it is a plain module of PyG or PyTorch.
 
     Args:
         factory: A function of the widths of inputs and outputs; they are passed by name if it has ``in_channels`` and
@@ -252,8 +257,17 @@ def fitted(factory: Callable[..., nn.Module], num_features: Any, num_outputs: in
     Raises:
         ValueError: It is not a net, or does not return predictions.
     """
-    net = copy.deepcopy(factory) if isinstance(factory, nn.Module) else _made(factory, num_features, num_outputs)
-    return PlainNet(net, num_features, num_outputs) if _is_plain(net) else net
+    if isinstance(factory, nn.Module):
+        net = copy.deepcopy(factory).to(torch.get_default_dtype())  # which the run's precision sets
+    else:
+        net = _made(factory, num_features, num_outputs)
+    if _is_plain(net):
+        return PlainNet(net, num_features, num_outputs)
+    if reads_examples(net):
+        from fl_lightning.models.plain_examples import PlainExampleNet
+
+        return PlainExampleNet(net, num_features, num_outputs)
+    return net
 
 
 def _made(factory: Callable[..., Any], num_features: Any, num_outputs: int, **settings: Any) -> nn.Module:
@@ -276,6 +290,14 @@ def _made(factory: Callable[..., Any], num_features: Any, num_outputs: int, **se
 def _is_plain(net: nn.Module) -> bool:
     names = parameters_of(net.forward)
     return "edge_index" in names or names[:1] == ["data"]
+
+
+def reads_examples(net: nn.Module) -> bool:
+    """Whether a module reads the inputs of examples: the first parameter of ``forward`` is no ``batch``."""
+    if type(net).__module__.startswith("fl_lightning."):
+        return False
+    first = next(iter(inspect.signature(net.forward).parameters.values()), None)
+    return first is not None and first.name != "batch" and "Batch" not in str(first.annotation)
 
 
 class PyGNet(PlainNet):

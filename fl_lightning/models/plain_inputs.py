@@ -1,4 +1,4 @@
-"""Inputs of a plain PyG module: how it is called with a client's graph, and what it reads about the edges."""
+"""Inputs of a plain module: how it is called with a client's graph or examples, and what it reads about the edges."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -25,12 +25,26 @@ class Inputs:
         pools: Whether it is called with several graphs, and returns a row for each.
     """
 
+    #: What its inputs are, and the shapes that it is to return.
+    reads, returns = (
+        "nodes of {} features",
+        (
+            "logits of shape (num_nodes, num_outputs), or a tuple of them and an embedding; for graphs, "
+            "forward(x, edge_index, batch) returns (num_graphs, num_outputs)"
+        ),
+    )
+
     def __init__(self, net: nn.Module) -> None:
         names = parameters_of(net.forward)
         self.takes_data = names[:1] == ["data"]
         self.edges = {} if self.takes_data else edge_inputs(net)
         self.graphs = [name for name in GRAPH_INPUTS if name in names]
         self.pools = False
+
+    @property
+    def row(self) -> str:
+        """What the module returns a row for."""
+        return "graph" if self.pools else "node"
 
     def __call__(self, net: nn.Module, graph: Any) -> Any:
         """Call the module with a graph that has ``x``, ``edge_index`` and optionally edge weights and attributes.
@@ -50,6 +64,28 @@ class Inputs:
             raise ValueError(f"{type(net).__name__}.forward needs {missing[0]}, which the clients' graphs do not have")
         graphs = {name: getattr(graph, name) for name in (self.graphs if self.pools else ())}
         return net(graph.x, edge_index=graph.edge_index, **{name: edges[name] for name in self.edges}, **graphs)
+
+
+class ExampleInputs(Inputs):
+    """How a module is called that reads examples: with their inputs alone, (N, *X)."""
+
+    reads, returns = (
+        "examples of shape {}",
+        "logits of shape (num_examples, num_outputs), or a tuple of them and an embedding",
+    )
+    row = "example"
+
+    def __init__(self, net: nn.Module) -> None:
+        if more := required_of(net.forward)[1:]:
+            raise ValueError(
+                f"{type(net).__name__}.forward needs {', '.join(more)}, which clients' examples do not have: it gets "
+                "their inputs alone; for graphs it has a parameter edge_index"
+            )
+        self.takes_data, self.edges, self.graphs, self.pools = False, {}, [], False
+
+    def __call__(self, net: nn.Module, examples: Any) -> Any:
+        """Call the module with examples that have ``x``."""
+        return net(examples.x)
 
 
 def check_inputs(net: nn.Module) -> None:

@@ -1,7 +1,8 @@
-"""Finds out what a plain PyG module returns, by calling copies of it on three nodes of two graphs."""
+"""Finds out what a plain module returns, by calling copies of it on three nodes of two graphs, or three examples."""
 
 import copy
 import itertools
+import math
 import traceback
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +16,11 @@ from fl_lightning.models.plain_inputs import GIVEN, Inputs, edge_widths, paramet
 
 
 class _Graph:
-    """A path of three nodes, the last of which counts as a second graph."""
+    """A path of three nodes, the last of which counts as a second graph; or three examples."""
 
-    def __init__(self, num_features: int, *, like: Tensor | None, edge_width: int | None) -> None:
+    def __init__(self, shape: tuple[int, ...], *, like: Tensor | None, edge_width: int | None) -> None:
         to: dict[str, Any] = {} if like is None else {"dtype": like.dtype, "device": like.device}
-        self.x = torch.linspace(-1, 1, 3 * num_features, **to).view(3, num_features)
+        self.x = torch.linspace(-1, 1, 3 * math.prod(shape), **to).view(3, *shape)
         self.edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]], device=self.x.device)
         self.edge_weight = None if edge_width is None else self.x.new_ones(4)
         self.edge_attr = None if edge_width is None else self.x.new_ones(4, edge_width)
@@ -27,9 +28,10 @@ class _Graph:
 
 
 class Trial:
-    """Calls copies of a module on three nodes to examine it, and finds out whether it pools (``inputs.pools``)."""
+    """Examines a module by calling copies of it on three nodes or examples; ``inputs.pools`` says whether it pools."""
 
-    def __init__(self, net: nn.Module, inputs: Inputs, num_features: int) -> None:
+    def __init__(self, net: nn.Module, inputs: Inputs, num_features: int | tuple[int, ...]) -> None:
+        shape = (num_features,) if isinstance(num_features, int) else num_features
         self.net, self.inputs, self.name = net, inputs, type(net).__name__
         ready = [p for p in net.parameters() if not isinstance(p, nn.parameter.UninitializedParameter)]
         is_lazy = len(ready) < sum(1 for _ in net.parameters())
@@ -38,7 +40,7 @@ class Trial:
         ways = (True, False) if inputs.graphs or inputs.takes_data else (False,)
         for pools, width in itertools.product(ways, widths):
             inputs.pools = pools
-            self.graph = _Graph(num_features, like=like, edge_width=width)
+            self.graph = _Graph(shape, like=like, edge_width=width)
             try:
                 result = self._call(net if is_lazy else copy.deepcopy(net))
             except Exception as error:  # it is the user's code
@@ -51,7 +53,7 @@ class Trial:
         others = [] if inputs.takes_data else [n for n in parameters_of(net.forward)[1:] if n not in GIVEN]
         missing = f"; it was not given {', '.join(others)}, which clients' graphs do not have" if others else ""
         raise ValueError(
-            f"{self.name} cannot compute on nodes of {num_features} features ({type(why).__name__}: {said}){missing}"
+            f"{self.name} cannot compute on {inputs.reads.format(num_features)} ({type(why).__name__}: {said}){missing}"
         ) from why
 
     def _call(self, net: nn.Module, *, training: bool = False) -> Any:
@@ -70,11 +72,7 @@ class Trial:
         rows = self.num_rows
         if not parts or not all(isinstance(part, Tensor) and part.dim() == 2 and len(part) == rows for part in parts):
             shape = [tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__ for part in parts]
-            raise ValueError(
-                f"{self.name} returns {shape} for 3 nodes: return logits of shape (num_nodes, "
-                "num_outputs), or a tuple of them and an embedding; for graphs, forward(x, edge_index, batch) returns "
-                "(num_graphs, num_outputs)"
-            )
+            raise ValueError(f"{self.name} returns {shape} for 3 {self.inputs.row}s: return {self.inputs.returns}")
         return tuple(parts) if len(parts) > 1 else parts[0]
 
     @property
@@ -121,7 +119,7 @@ class Trial:
     def embedding_of(self, wrapped: nn.Module) -> Tensor:
         """The embedding of the three nodes."""
         with torch.no_grad(), torch.random.fork_rng([]):
-            result: NetOutput = copy.deepcopy(wrapped).eval()(SimpleNamespace(plain=self.graph))
+            result: NetOutput = copy.deepcopy(wrapped).eval()(SimpleNamespace(plain=self.graph, x=self.graph.x))
         return result.embedding
 
     def last_layer(self, num_outputs: int) -> str:

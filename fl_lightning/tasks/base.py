@@ -139,6 +139,11 @@ class Task(ABC):
                 f"model.net {name_of(net)} returns a row for each graph of a batch, but the examples of "
                 f"{type(self).__name__} are {self.examples}: give a net without pooling"
             )
+        if getattr(net, "needs_rows", False) and self.has_graphs:
+            raise ValueError(
+                f"model.net {name_of(net)} reads no edges, but clients of {type(self).__name__} have graphs: give its "
+                "forward a parameter edge_index, whether it reads it or not"
+            )
 
     @property
     def on_demand(self) -> tuple[str, ...]:

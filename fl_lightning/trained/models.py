@@ -4,6 +4,7 @@ Inputs are prepared as the client's data are (``LoadedRun.data``): what the sour
 again here.
 """
 
+import inspect
 from typing import Any, cast
 
 import torch
@@ -130,7 +131,8 @@ def model_of(client: ClientModule, rule: OutputRule | None, task: Task, client_d
     """
     net, num_outputs = client.net, client_data.num_outputs
     module = net.whole_module if isinstance(net, PlainNet) else None
-    if module is not None and task.is_on_nodes and rule is None and num_outputs is None:
+    takes_inputs = task.is_on_nodes or not task.has_graphs
+    if module is not None and takes_inputs and rule is None and num_outputs is None:
         return module
     kind = BatchModel
     if task.is_on_nodes:
@@ -148,11 +150,10 @@ def inputs_of(model: nn.Module, client_data: ClientData, batch: Batch) -> dict[s
         client_data: The data.
         batch: The same as a batch of one client.
     """
-    if isinstance(model, ExampleModel):
-        return {"x": cast(ClientExamples, client_data).x_NX}
     if type(model) is BatchModel:
         return {"batch": batch}
-    assert isinstance(batch, GraphBatch)
+    if not isinstance(batch, GraphBatch):
+        return {next(iter(inspect.signature(model.forward).parameters)): cast(ClientExamples, client_data).x_NX}
     plain = batch.plain
     assert plain is not None, "a batch of one client has it"
     read = Inputs(model)

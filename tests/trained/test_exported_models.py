@@ -3,11 +3,14 @@
 import copy
 import inspect
 import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from task_data import Clouds
+from torch import nn
 from torch_geometric.nn import GraphSAGE
 
 import fl_lightning as fl
@@ -159,6 +162,39 @@ def test_a_users_own_class_comes_back(federation, make_trainer, tmp_path) -> Non
         run.global_model()
     with pytest.raises(ValueError, match="the net GraphSAGE cannot be made in another program"):
         export(run, run.names[0], tmp_path / "model.pt")  # from an object, whose settings nobody knows
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_users_own_module_for_examples_comes_back(make_trainer) -> None:
+    data = fl.FederatedDataModule(Clouds())
+    data.setup()
+    net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
+    folder = fit(make_trainer, data, Local(num_epochs=1), fl.ClientModule(net=net))
+    run = fl.load_run(folder, client=fl.ClientModule(net=net), data=data, strategy=Local(num_epochs=1))
+    model = run.client("a")
+    assert type(model) is nn.Sequential
+    own = run.data("a")
+    assert accuracy(model(own.x_NX), own) == pytest.approx(run.recorded.client_values("test/acc")["a"], abs=1e-5)
+
+
+def test_a_net_of_the_current_folder_comes_back(tmp_path, monkeypatch, capsys) -> None:
+    """Its name is in a configuration, which is in another folder, and in the run's folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("FL_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "net_of_mine.py").write_text(
+        "from torch_geometric.nn import GCNConv\n\n\nclass Net(GCNConv):\n"
+        "    def __init__(self, num_features, num_classes):\n        super().__init__(num_features, num_classes)\n"
+    )
+    (tmp_path / "settings").mkdir()
+    (tmp_path / "settings" / "mine.yaml").write_text(
+        "strategy: FedAvg\nmodel: {net: net_of_mine.Net}\ntrainer: {num_rounds: 2, accelerator: cpu}\n"
+        "data: {source: {class_path: PlantedCommunities, init_args: {num_nodes: 90}}, partitioner: GivenPartitioner}\n"
+    )
+    assert main(["fit", "--config", "settings/mine.yaml"]) == 0
+    assert main(["export", "runs/federation/version_0", "--client", "client-00", "--to", "mine.pt"]) == 0
+    run = fl.load_run("runs/federation/version_0")
+    assert run.same(runpy.run_path("load_mine.py")["load"](), run.client("client-00"), "client-00")
 
 
 def test_a_rule_stays(federation, make_model, make_trainer, tmp_path) -> None:

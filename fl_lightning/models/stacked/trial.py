@@ -55,7 +55,7 @@ def try_on_stack(net: Any, num_features: int, *, weighted: bool, num_attributes:
         net.train(training)
         with _running(net) as innermost:
             try:
-                together = _results(net, start, functools.partial(_together, net, batch=whole), counts)
+                together = results_of(net, start, functools.partial(_together, net, batch=whole), counts)
             except Exception as error:  # it is the user's code
                 said = str(error).strip().partition("\n")[0]
                 why = said if isinstance(error, NotStackable) else f"{type(error).__name__}: {said}"
@@ -67,10 +67,10 @@ def try_on_stack(net: Any, num_features: int, *, weighted: bool, num_attributes:
             alone = SimpleNamespace(plain=plain, key=torch.tensor(0))
             rows = {name: value[row] for name, value in start.items()}
             with _WithoutDropout():
-                expected = _results(net, rows, functools.partial(_logits, net, batch=alone), counts)
+                expected = results_of(net, rows, functools.partial(logits_of, net, batch=alone), counts)
             for name, value in expected.items():
                 found = together[name][row]
-                if not _close(found if name else found[: counts[row]], value):
+                if not close(found if name else found[: counts[row]], value):
                     what = f"a gradient of {name}" if name else "outputs"
                     raise NotStackable(
                         f"{net.plain_name}.forward has {what} on a stack of clients that it does not have on one "
@@ -146,19 +146,20 @@ class _WithoutDropout(TorchFunctionMode):
         return (args or (kwargs.get("input"),))[0] if func in (F.dropout, torch.dropout) else func(*args, **kwargs)
 
 
-def _logits(net: nn.Module, parameters: dict[str, Tensor], batch: Any) -> Tensor:
+def logits_of(net: nn.Module, parameters: dict[str, Tensor], batch: Any) -> Tensor:
+    """The logits of a net with these parameters."""
     result: Tensor = functional_call(net, parameters, (batch,), tie_weights=False).logits
     return result
 
 
 def _together(net: Any, parameters: dict[str, Tensor], batch: GraphBatch) -> Tensor:
     if net.takes_stacks:
-        return _logits(net, parameters, batch)
-    mapped: Tensor = torch.vmap(lambda p, t: _logits(net, p, batch.replace(t)))(parameters, batch.tensors())
+        return logits_of(net, parameters, batch)
+    mapped: Tensor = torch.vmap(lambda p, t: logits_of(net, p, batch.replace(t)))(parameters, batch.tensors())
     return mapped
 
 
-def _results(
+def results_of(
     net: nn.Module, start: dict[str, Tensor], compute: Callable[[dict[str, Tensor]], Tensor], counts: Sequence[int]
 ) -> dict[str, Tensor]:
     """Logits, under an empty name, and the gradients of a function of them that has no others for padding."""
@@ -178,7 +179,7 @@ def _results(
     return results
 
 
-def _close(one: Tensor, other: Tensor) -> bool:
+def close(one: Tensor, other: Tensor) -> bool:
     """Whether results agree within the tolerance, in the scale of the largest of them."""
     scale = max(1.0, float(other.abs().max()) if other.numel() else 1.0)
     return one.shape == other.shape and bool(
