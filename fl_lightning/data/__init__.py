@@ -42,6 +42,7 @@ from fl_lightning.data.sources.ogb import OgbSource
 from fl_lightning.data.sources.ogb_graphs import OgbGraphSource
 from fl_lightning.data.sources.ogb_links import OgbLinkSource
 from fl_lightning.data.sources.own import InMemorySource, ManyGraphs
+from fl_lightning.data.sources.own_examples import ExampleFile, InMemoryExamples
 from fl_lightning.data.sources.pyg import (
     AmazonSource,
     CitationFullSource,
@@ -87,6 +88,7 @@ __all__ = [
     "DirichletPartitioner",
     "EdgeInsertion",
     "EdgeRemoval",
+    "ExampleFile",
     "ExampleSource",
     "Examples",
     "FeatureNoise",
@@ -105,6 +107,7 @@ __all__ = [
     "Heterogeneity",
     "HeterogeneousCIFAR10",
     "HeterophilousSource",
+    "InMemoryExamples",
     "InMemoryGraphSet",
     "InMemorySource",
     "InductiveSplit",

@@ -1,6 +1,6 @@
-"""Your own graphs: one in memory, or many, each a client."""
+"""Your own graphs: one in memory, or many, each a client; and what the data module takes in place of a source."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from fl_lightning.data.sources.base import FileSource, GraphSource, Source
 from fl_lightning.data.sources.graph_sets import GraphSetSource
 from fl_lightning.data.sources.joined import GRAPH, Part, joined
 from fl_lightning.data.sources.many_graph_sets import GraphSets, ManyGraphSets
+from fl_lightning.data.sources.own_examples import InMemoryExamples, are_examples
 
 
 class InMemorySource(GraphSource):
@@ -105,7 +106,8 @@ def as_source(source: Any) -> Source:
     """Convert to a source.
 
     A graph in memory or a file is one graph; a list of graphs, files or sources has a client for each; a list of lists
-    of graphs, or of sets of graphs, has clients whose graphs have labels.
+    of graphs, or of sets of graphs, has clients whose graphs have labels; a list or a dictionary of pairs of tensors,
+    or of data sets of PyTorch, has clients with examples.
 
     Raises:
         ValueError: It is none of these.
@@ -125,7 +127,11 @@ def _converted(source: Any) -> Any:
                 f"data.source is {str(source)!r}, which is not a file: give a source, a graph, or a saved graph"
             )
         return FileSource(str(source))
+    if isinstance(source, Mapping) and source and all(map(are_examples, source.values())):
+        return InMemoryExamples(source)
     if isinstance(source, list | tuple):
+        if source and all(map(are_examples, source)):
+            return InMemoryExamples(source)
         if source and all(isinstance(each, list | tuple) for each in source):
             return GraphSets(source)
         if source and all(isinstance(each, GraphSetSource) for each in source):

@@ -132,6 +132,8 @@ class GLEAM(_TaskTable):
 def standardized(table: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     """Bring each column to mean 0 and standard deviation 1, constant columns excepted; float32.
 
+    Mean and deviation are of all clients' examples, tested ones among them, as in the published tables.
+
     Example:
         >>> standardized(np.array([[1.0, 5.0], [3.0, 5.0]])).tolist()
         [[-1.0, 5.0], [1.0, 5.0]]

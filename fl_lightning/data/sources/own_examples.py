@@ -1,0 +1,157 @@
+"""Your own tables, series and images: in memory, or in a file.
+
+Shape legend: N examples of one client, X the shape of one example, H numbers of a target.
+"""
+
+import hashlib
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, default_collate
+
+from fl_lightning.data.settings import is_file, user_path
+from fl_lightning.data.sources.array_file import reading
+from fl_lightning.data.sources.examples import Examples, ExampleSource, client_names
+from fl_lightning.data.targets import checked_targets
+from fl_lightning.tasks.base import kind_of_target
+
+_KINDS = ("classes", "labels", "numbers")
+
+
+class _OwnExamples(ExampleSource):
+    """Examples that are the user's.
+
+    Args:
+        task: Whether targets are ``classes``, ``labels`` or ``numbers``; None to tell by their type and shape.
+    """
+
+    def __init__(self, task: str | None = None) -> None:
+        if task is not None and task not in _KINDS:
+            raise ValueError(f"task must be one of {', '.join(_KINDS)}, or None, got {task!r}")
+        self.kind = task
+
+    @abstractmethod
+    def read(self) -> Mapping[str, Any]:
+        """Inputs and targets of each client."""
+
+    def load(self, root: Path, seed: int) -> Examples:
+        pairs = {name: _pair(name, given) for name, given in self.read().items()}
+        if not pairs:
+            raise ValueError("there are no clients: give at least one")
+        given = [y for _, y in pairs.values()]
+        if len(shapes := sorted({tuple(y.shape[1:]) for y in given})) > 1:
+            raise ValueError(f"the clients' targets have rows of the shapes {shapes}: give all of one shape")
+        y = torch.cat(given)
+        targets = checked_targets(y, len(y), "y", None, self.kind, "example")
+        is_classes = targets.dim() == 1
+        return Examples(
+            names=tuple(pairs),
+            x=tuple(x.float().view(len(x), -1) if x.dim() == 1 else x.float() for x, _ in pairs.values()),
+            y=torch.split(targets, [len(each) for each in given]),
+            num_outputs=int(targets.max()) + 1 if is_classes else targets.shape[1],
+            multi_label=kind_of_target(y, given=self.kind) == "labels",
+            gaps=not is_classes and bool(targets.isnan().any()),
+        )
+
+
+class InMemoryExamples(_OwnExamples):
+    """Tables, series or images in memory, for each client its own.
+
+    Args:
+        clients: For each client a pair of inputs (N, *X) and targets, as tensors or arrays, or a ``Dataset`` of PyTorch
+            with such pairs (``TensorDataset``, ``Subset``), which is read as a whole; by the clients' names, or in a
+            list. Whole numbers (N,) are classes, a matrix of 0 and 1 is of labels, everything else is numbers.
+        names: Of clients in a list; None for their numbers.
+        task: Whether targets are ``classes``, ``labels`` or ``numbers``; None to tell by their type and shape.
+
+    Raises:
+        ValueError: There are no clients, or not a name for each.
+
+    Example:
+        >>> import fl_lightning as fl
+        >>> rows = [(torch.randn(20, 3), torch.arange(20) % 2), (torch.randn(30, 3), torch.arange(30) % 2)]
+        >>> data = fl.FederatedDataModule(rows)
+        >>> data.setup()
+        >>> str(data.task), data.num_features, [client.name for client in data.clients]
+        ('ExampleClassification', 3, ['client-00', 'client-01'])
+    """
+
+    def __init__(
+        self, clients: Mapping[str, Any] | Sequence[Any], names: Sequence[str] | None = None, task: str | None = None
+    ) -> None:
+        super().__init__(task)
+        if isinstance(clients, Mapping):
+            clients, names = list(clients.values()), list(clients) if names is None else names
+        if not clients or (names is not None and (len(names) != len(clients) or len(set(names)) < len(names))):
+            raise ValueError(f"clients are {len(clients)}, names {names}: give at least one client, and each its name")
+        own = client_names("client", len(clients)) if names is None else tuple(map(str, names))
+        self.clients = dict(zip(own, clients, strict=True))
+
+    def read(self) -> Mapping[str, Any]:
+        """What was given."""
+        return self.clients
+
+    def identity(self) -> dict[str, Any]:
+        """The examples themselves are part of a partition's key."""
+        return {"source": type(self).__name__, "task": self.kind}
+
+
+class ExampleFile(_OwnExamples):
+    """The same in a file: a dictionary of the clients' pairs of tensors by their names, written by ``torch.save``.
+
+    Args:
+        path: The file; a relative path starts at the working directory.
+        task: Whether targets are ``classes``, ``labels`` or ``numbers``; None to tell by their type and shape.
+    """
+
+    def __init__(self, path: str, task: str | None = None) -> None:
+        super().__init__(task)
+        self.path = user_path("path", path)
+
+    def __str__(self) -> str:
+        """With the file."""
+        return f"ExampleFile({str(self.path)!r})"
+
+    def read(self) -> Mapping[str, Any]:
+        """What is in the file."""
+        if not is_file(self.path):
+            raise FileNotFoundError(
+                f"path={str(self.path)!r}: {self.path.absolute()} is not a file. Write one with "
+                "`torch.save({'name': (x, y), ...}, path)` or correct the source's path."
+            )
+        with reading(self.path, "a dictionary of pairs of tensors by clients' names that loads with weights_only=True"):
+            saved = torch.load(self.path, map_location="cpu", weights_only=True)
+            if not isinstance(saved, dict) or not all(isinstance(name, str) for name in saved):
+                raise ValueError(f"it holds a {type(saved).__name__}")
+        return saved
+
+    def identity(self) -> dict[str, Any]:
+        """Depends on the file's contents, not on its place."""
+        with self.path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return {"source": type(self).__name__, "task": self.kind, "sha256": digest}
+
+
+def are_examples(given: Any) -> bool:
+    """Whether this is what :class:`InMemoryExamples` has of a client."""
+    if isinstance(given, Dataset):
+        return True
+    is_pair = isinstance(given, list | tuple) and len(given) == 2
+    return is_pair and all(isinstance(each, Tensor | np.ndarray) for each in given)
+
+
+def _pair(name: str, given: Any) -> tuple[Tensor, Tensor]:
+    """A client's inputs and targets."""
+    if isinstance(given, Dataset):
+        given = default_collate([given[index] for index in range(len(given))])  # type: ignore[arg-type]
+    if not are_examples(given):
+        raise ValueError(f"{name} has a {type(given).__name__}: give a pair of inputs and targets")
+    x, y = (torch.as_tensor(each).detach().cpu() for each in given)
+    if x.dim() == 0 or y.dim() == 0 or len(x) != len(y) or len(x) == 0:
+        raise ValueError(f"{name}: x is {tuple(x.shape)} and y {tuple(y.shape)}: give a row of both for each example")
+    return x, y.flatten() if y.numel() == len(y) else y
