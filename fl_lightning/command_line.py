@@ -36,6 +36,9 @@ from fl_lightning.arguments import (
 from fl_lightning.extras import MissingExtra, require
 from fl_lightning.yaml_input import MOST_DIGITS
 
+#: The folder that is searched for modules.
+_searched: list[str] = []
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the given command line, or that of the process; returns the exit code."""
@@ -58,11 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         near = difflib.get_close_matches(first, verbs, n=1)
         advice = f"did you mean {near[0]}?" if near else f"give one of {', '.join(verbs)}"
         fail(f"there is no verb {first!r}: {advice}")
-    with contextlib.suppress(FileNotFoundError):  # the folder was deleted
-        # strategies, nets and callbacks of the current folder; last, so that they hide nothing; by its whole path, as a
-        # configuration in another folder is read from there
-        if (here := os.getcwd()) not in sys.path:
-            sys.path.append(here)
+    _search_current_folder()
     fl_lightning.deferred.install()
     # of torch-geometric's import; of which category depends on the version of torch
     warnings.filterwarnings("ignore", message=".*torch.jit.script. is deprecated.*")
@@ -82,6 +81,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at exit
         return 128 + signal.SIGPIPE
+
+
+def _search_current_folder() -> None:
+    """Find strategies, nets and callbacks of the current folder; last, so that they hide nothing.
+
+    It is named by its whole path, as a configuration in another folder is read from there.
+    """
+    while _searched:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(_searched.pop())
+    with contextlib.suppress(FileNotFoundError):  # the folder was deleted
+        if (here := os.getcwd()) not in sys.path:
+            sys.path.append(here)
+            _searched.append(here)
 
 
 def _parser() -> argparse.ArgumentParser:
