@@ -87,7 +87,10 @@ def _cause(message: str, words: Sequence[str]) -> str:
     if message == "the following arguments are required: defaults":  # of torch's Optimizer, of which all are kinds
         return "model.optimizer has settings, but no class: give --model.optimizer torch.optim.Adam before them"
     if missing := re.fullmatch(r"the following arguments are required: ([\w., ]+)", message):
-        return f"missing: {', '.join(f'--{_whole_name(name, words)}' for name in missing[1].split(', '))}"
+        names = [_whole_name(name, words) for name in missing[1].split(", ")]
+        known = {"data.source": "--config configs/quickstart.yaml", "strategy": "--strategy FedAvg"}
+        hint = next((f" (for example {known[name]})" for name in names if name in known), "")
+        return f"missing: {', '.join(f'--{name}' for name in names)}{hint}"
     if unknown := re.search(r"Dict must include a class_path .*NestedArg\(key='([^']+)'", message, flags=re.DOTALL):
         key = _KEY.match(message)
         name = f"model.{key[1]}" if key and key[1] == "optimizer" else key[1] if key else "it"

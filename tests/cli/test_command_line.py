@@ -178,6 +178,12 @@ def test_mistakes(arguments: list[str], expected: str, capsys: pytest.CaptureFix
     assert expected in refused(capsys, "fit", *SMALL, *arguments)
 
 
+def test_what_is_missing_is_named_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "missing: --data.source, --strategy (for example --config configs/quickstart.yaml)" in refused(capsys, "fit")
+    said = refused(capsys, "fit", "--data.source=PlantedCommunities")
+    assert "missing: --strategy (for example --strategy FedAvg)" in said
+
+
 PLAIN = [*SMALL[:4], "--strategy=FedAvg"]
 
 
