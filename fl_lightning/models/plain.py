@@ -2,16 +2,14 @@
 
 A net of this package maps a ``batch`` to a ``NetOutput``. A user's or PyG's net maps ``(x, edge_index)`` (for whole
 graphs ``(x, edge_index, batch)``, or a PyG ``data``) to logits, to logits and an embedding, or to an embedding alone;
-:func:`fitted` finds out which and wraps it, and likewise nets for examples without graphs (``plain_examples.py``).
+``fitting.py`` finds out which and wraps it, and likewise nets for examples without graphs (``plain_examples.py``).
 Its layers are exchanged for ones that compute on a stack of clients, with the same parameters (``models/stacked``);
 what else it computes runs under ``torch.vmap``. Where that is impossible, :attr:`PlainNet.why_alone` says why, and it
 computes on one client's graph at a time.
 """
 
 import contextlib
-import copy
 import importlib
-import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,6 +27,7 @@ from fl_lightning.models.plain_inputs import (
     Inputs,
     check_inputs,
     parameters_of,
+    reads_graphs,
     required_of,
 )
 from fl_lightning.models.plain_trial import Trial
@@ -244,33 +243,12 @@ def name_of(net: nn.Module) -> str:
     return net.plain_name if isinstance(net, PlainNet) else type(net).__name__
 
 
-def fitted(factory: Callable[..., nn.Module], num_features: Any, num_outputs: int) -> nn.Module:
-    """Build a net, and wrap it if it is a plain module of PyG or PyTorch.
-
-    Args:
-        factory: A function of the widths of inputs and outputs; they are passed by name if it has ``in_channels`` and
-            ``out_channels``, as PyG's models do, whose second argument is another. Or a net, which is copied: its
-            weights are those that all clients start from.
-        num_features: Width of the inputs, or the shape of one example.
-        num_outputs: Width of the outputs.
+def made(factory: Callable[..., Any], num_features: Any, num_outputs: int, **settings: Any) -> nn.Module:
+    """Call a factory with the widths, by name if it has ``in_channels`` and ``out_channels``, and with other settings.
 
     Raises:
-        ValueError: It is not a net, or does not return predictions.
+        ValueError: It needs more, or does not make a net.
     """
-    if isinstance(factory, nn.Module):
-        net = copy.deepcopy(factory).to(torch.get_default_dtype())  # which the run's precision sets
-    else:
-        net = _made(factory, num_features, num_outputs)
-    if _is_plain(net):
-        return PlainNet(net, num_features, num_outputs)
-    if reads_examples(net):
-        from fl_lightning.models.plain_examples import PlainExampleNet
-
-        return PlainExampleNet(net, num_features, num_outputs)
-    return net
-
-
-def _made(factory: Callable[..., Any], num_features: Any, num_outputs: int, **settings: Any) -> nn.Module:
     names = parameters_of(factory)
     by_name = {"in_channels", "out_channels"} <= set(names)
     given = {"in_channels", "out_channels", *settings} if by_name else {*names[:2], *settings}
@@ -285,19 +263,6 @@ def _made(factory: Callable[..., Any], num_features: Any, num_outputs: int, **se
     if not isinstance(net, nn.Module):
         raise ValueError(f"it makes a {type(net).__name__}, which is not a torch.nn.Module")
     return net
-
-
-def _is_plain(net: nn.Module) -> bool:
-    names = parameters_of(net.forward)
-    return "edge_index" in names or names[:1] == ["data"]
-
-
-def reads_examples(net: nn.Module) -> bool:
-    """Whether a module reads the inputs of examples: the first parameter of ``forward`` is no ``batch``."""
-    if type(net).__module__.startswith("fl_lightning."):
-        return False
-    first = next(iter(inspect.signature(net.forward).parameters.values()), None)
-    return first is not None and first.name != "batch" and "Batch" not in str(first.annotation)
 
 
 class PyGNet(PlainNet):
@@ -318,10 +283,10 @@ class PyGNet(PlainNet):
     ) -> None:
         module, _, name = architecture.rpartition(".")
         try:
-            made = getattr(importlib.import_module(module), name)
+            factory = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError, ValueError) as error:
             raise ValueError(f"architecture {architecture!r} cannot be imported: {error}") from error
-        net = _made(made, in_channels, out_channels, **(arguments or {}))
-        if not _is_plain(net):
+        net = made(factory, in_channels, out_channels, **(arguments or {}))
+        if not reads_graphs(net):
             raise ValueError(f"{architecture} takes no edge_index: give it as model.net itself")
         super().__init__(net, in_channels, out_channels)

@@ -88,6 +88,20 @@ class ExampleInputs(Inputs):
         return net(examples.x)
 
 
+def reads_graphs(net: nn.Module) -> bool:
+    """Whether a module reads the edges of graphs, or a PyG ``Data``."""
+    names = parameters_of(net.forward)
+    return "edge_index" in names or names[:1] == ["data"]
+
+
+def reads_examples(net: nn.Module) -> bool:
+    """Whether a module reads the inputs of examples: the first parameter of ``forward`` is no ``batch``."""
+    if reads_graphs(net) or type(net).__module__.startswith("fl_lightning."):
+        return False
+    first = next(iter(_signature(net.forward)), None)
+    return first is not None and first.name != "batch" and "Batch" not in str(first.annotation)
+
+
 def check_inputs(net: nn.Module) -> None:
     """Refuse modules that would cache one client's graph, or need something that clients' graphs do not have.
 

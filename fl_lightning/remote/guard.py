@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.batches.client_data import ClientData
-from fl_lightning.models.plain import fitted
+from fl_lightning.models.fitting import fitted
 from fl_lightning.remote.ledger import SumLedger
 from fl_lightning.remote.policy import Kind, Refused, SitePolicy
 from fl_lightning.round.client import ClientModule

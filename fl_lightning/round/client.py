@@ -18,9 +18,9 @@ from fl_lightning.batches.base import Batch
 from fl_lightning.counts import Counted
 from fl_lightning.direction import KNOWN, Direction
 from fl_lightning.models.batch_norm import adopt_statistics, statistics_of
+from fl_lightning.models.fitting import fitted
 from fl_lightning.models.gcn import GCN
 from fl_lightning.models.output import NetOutput, as_output, own_outputs
-from fl_lightning.models.plain import fitted
 from fl_lightning.round.clipping import clipped
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.privacy import RecordPrivacy

@@ -9,7 +9,8 @@ import warnings
 from torch import Size, nn
 
 from fl_lightning.federation import ClientRegistry
-from fl_lightning.models.plain import fitted, name_of
+from fl_lightning.models.fitting import fitted
+from fl_lightning.models.plain import name_of
 from fl_lightning.round.client import ClientModule, NetFactory
 
 

@@ -20,7 +20,7 @@ from fl_lightning.batches import (
 from fl_lightning.batches.base import single
 from fl_lightning.batches.edges_by_target import EdgesByTarget
 from fl_lightning.models import GAT, GCN, GIN, GraphSAGE
-from fl_lightning.models.plain import fitted
+from fl_lightning.models.fitting import fitted
 from fl_lightning.models.reach import reads_beyond
 
 DIRECTED = functools.partial(directed_graph, 12, seed=3)

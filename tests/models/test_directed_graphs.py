@@ -37,7 +37,7 @@ GRAPH_NETS: dict[str, dict[str, Any]] = {
     "PyGNet": {"architecture": "torch_geometric.nn.GCN", "arguments": {"hidden_channels": 5, "num_layers": 2}},
 }
 #: Names of the package that are no such nets, and nets of clients that hold sets of graphs.
-OTHERS = {"CNN", "MLP", "BatchNorm", "GRUForecaster", "LinearModel", "NetOutput", "PlainNet", "Twin"}
+OTHERS = {"CNN", "MLP", "BatchNorm", "GRUForecaster", "LinearModel", "NetOutput", "PlainExampleNet", "PlainNet", "Twin"}
 OTHERS |= {"DecoupledGIN", "LinkGCN", "PooledGCN", "SpectralGNN", "StructureGCN"}
 #: Those whose logits are a GCN's, but for what is said of each below.
 LIKE_GCN = ("GCN", "NormalizedGCN", "MaskedGCN", "ProjectionGCN", "ExpandedGCN", "AdaptiveGCN", "AugmentedGCN")

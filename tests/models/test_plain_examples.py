@@ -13,7 +13,7 @@ from fl_lightning import ClientModule, FederatedDataModule, SequentialExecutor, 
 from fl_lightning.batches.examples import ExampleBatch
 from fl_lightning.data import Examples, ExampleSource
 from fl_lightning.models import PlainExampleNet
-from fl_lightning.models.plain import fitted
+from fl_lightning.models.fitting import fitted
 from fl_lightning.strategies import FedAvg, FedPer
 
 SLOW = functools.partial(SGD, lr=0.05)

@@ -1,0 +1,34 @@
+"""From what a user gives as a net to the net of a client."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from fl_lightning.models.plain import PlainNet, made
+from fl_lightning.models.plain_examples import PlainExampleNet
+from fl_lightning.models.plain_inputs import reads_examples, reads_graphs
+
+
+def fitted(factory: Callable[..., nn.Module], num_features: Any, num_outputs: int) -> nn.Module:
+    """Build a net, and wrap it if it is a plain module of PyG or PyTorch.
+
+    Args:
+        factory: A function of the widths of inputs and outputs; they are passed by name if it has ``in_channels`` and
+            ``out_channels``, as PyG's models do, whose second argument is another. Or a net, which is copied: its
+            weights are those that all clients start from.
+        num_features: Width of the inputs, or the shape of one example.
+        num_outputs: Width of the outputs.
+
+    Raises:
+        ValueError: It is not a net, or does not return predictions.
+    """
+    if isinstance(factory, nn.Module):
+        net = copy.deepcopy(factory).to(torch.get_default_dtype())  # which the run's precision sets
+    else:
+        net = made(factory, num_features, num_outputs)
+    if reads_graphs(net):
+        return PlainNet(net, num_features, num_outputs)
+    return PlainExampleNet(net, num_features, num_outputs) if reads_examples(net) else net
