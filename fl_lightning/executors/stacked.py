@@ -229,9 +229,13 @@ class StackedExecutor(StackedClients):
             **training.knowledge["client_state"],
             **ask(stage.client_state, per_example=self._ragged_state_specs()),
         }
+        parameters = self.sent(stage, trained, start, training.knowledge["anchor"])
+        failed = list(training.together.failures)
+        for name in parameters.keys() & client_outputs.keys():  # of clients that failed there is no output
+            client_outputs[name][failed] = parameters[name][failed]
         upload = Payload(
             clients=clients,
-            parameters=self.sent(stage, trained, start, training.knowledge["anchor"]),
+            parameters=parameters,
             extras=client_outputs,
             num_examples=self.client.example_count(training.batch),
             num_steps=torch.tensor(num_steps, device=self.fabric.device),

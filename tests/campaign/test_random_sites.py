@@ -66,7 +66,10 @@ def test_random_settings_at_sites(
         try:
             expected = local.fit(drawn.model(), data, drawn.strategy())
         except ValueError as refused:
-            with pytest.raises(ValueError, match=re.escape(str(refused))):
+            said = (
+                f"{re.escape(str(refused))}|sites that cannot join as a client: .*ValueError"  # each says why at home
+            )
+            with pytest.raises(ValueError, match=said):
                 fit_at_sites(None)
             survived = True
             return

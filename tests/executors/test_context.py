@@ -407,6 +407,18 @@ def test_memory_of_nodes_beside_a_failing_client(fit, make_model, assert_same) -
     assert_same(dict(runs[0].parameters), dict(runs[1].parameters), tolerance=1e-9)
 
 
+@pytest.mark.parametrize("executor", ["sequential", "stacked"])
+def test_a_parameter_that_is_an_output_too_beside_a_failing_client(executor, fit, make_model) -> None:
+    """As FedAux's projection vector: it is sent once, of the clients that respond."""
+    strategy = remembering()
+    strategy.own_more["client_outputs"] = {"head.bias": lambda client, parameters, *_: parameters["head.bias"].clone()}
+    strategy.own_more["rows"] = {}
+    with pytest.warns(UserWarning, match="odd client"):
+        trainer = fit(EXECUTORS[executor], strategy, model=make_model(Explodes))
+    assert trainer.run.num_failures == {"client-02": 3}
+    assert all(torch.equal(each.extras["head.bias"], each.parameters["head.bias"]) for each in strategy.uploads)
+
+
 # ------------------------------------------------------------------ evaluation
 
 
