@@ -88,7 +88,7 @@ def _cause(message: str, words: Sequence[str]) -> str:
         return "model.optimizer has settings, but no class: give --model.optimizer torch.optim.Adam before them"
     if missing := re.fullmatch(r"the following arguments are required: ([\w., ]+)", message):
         names = [_whole_name(name, words) for name in missing[1].split(", ")]
-        known = {"data.source": "--config configs/quickstart.yaml", "strategy": "--strategy FedAvg"}
+        known = {"data.source": "--config fl://quickstart", "strategy": "--strategy FedAvg"}
         hint = next((f" (for example {known[name]})" for name in names if name in known), "")
         return f"missing: {', '.join(f'--{name}' for name in names)}{hint}"
     if unknown := re.search(r"Dict must include a class_path .*NestedArg\(key='([^']+)'", message, flags=re.DOTALL):

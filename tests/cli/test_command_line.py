@@ -179,7 +179,7 @@ def test_mistakes(arguments: list[str], expected: str, capsys: pytest.CaptureFix
 
 
 def test_what_is_missing_is_named_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "missing: --data.source, --strategy (for example --config configs/quickstart.yaml)" in refused(capsys, "fit")
+    assert "missing: --data.source, --strategy (for example --config fl://quickstart)" in refused(capsys, "fit")
     said = refused(capsys, "fit", "--data.source=PlantedCommunities")
     assert "missing: --strategy (for example --strategy FedAvg)" in said
 
