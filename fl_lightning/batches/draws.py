@@ -93,9 +93,13 @@ class DrawnBatch(Batch):
         """No other examples: batch normalization would see the inputs of those that models are scored on."""
         if bool(self.drawn_from.all()):
             return self
-        most = max(1, int(self.drawn_from.sum(dim=-1).max()))
-        order = self.drawn_from.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)[..., :most]
-        return self._pick(self.key, order, self.drawn_from.gather(-1, order))
+        return self._pick_all(self.key, self.drawn_from)
+
+    def _pick_all(self: AnyDrawn, key: Tensor, mask: Tensor) -> AnyDrawn:
+        """The examples of a mask, (C, N), in their order."""
+        width = max(1, int(mask.sum(dim=-1).max()))
+        order = mask.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)[..., :width]
+        return self._pick(key, order, mask.gather(-1, order))
 
     def _samples(self: AnyDrawn, keys: Tensor, count: int) -> Iterator[AnyDrawn]:
         """An independent draw for every step."""

@@ -55,9 +55,7 @@ def poisson_draws(batch: ExampleBatch, keys: Tensor, numbers: Uniform) -> Iterat
     fields: dict[str, Any] = {name: getattr(batch, name) for name in batch.__dataclass_fields__}
     for key in keys:
         drawn = batch.train_mask & (numbers.uniform(key, batch.train_mask.shape[-1]) < rate[..., None])
-        width = max(1, int(drawn.sum(dim=-1).max()))
-        order = drawn.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)[..., :width]
-        picked = batch._pick(key, order, drawn.gather(-1, order))
+        picked = batch._pick_all(key, drawn)
         real = picked.example_mask.clone()
         real[..., 0] = True  # a stack's clients are selected by their real examples, so there must be one
         whole = fields | picked.tensors() | {"example_mask": real, "expected": expected}

@@ -1,5 +1,6 @@
 """What the settings of the data layer may be; what is refused is named with its value and the remedy."""
 
+import hashlib
 import math
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,29 @@ def user_path(name: str, value: Any) -> Path:
         return Path(value).expanduser()
     except RuntimeError as error:
         raise ValueError(f"{name}={_short(value)}: {error}; write the whole path.") from error
+
+
+def check_is_file(path: Path, saved: str) -> None:
+    """Refuse the path of a source that is not a file.
+
+    Args:
+        path: The setting ``path``.
+        saved: What is to be saved there, as code.
+
+    Raises:
+        FileNotFoundError: There is none.
+    """
+    if not is_file(path):
+        raise FileNotFoundError(
+            f"path={str(path)!r}: {path.absolute()} is not a file. Write one with `torch.save({saved}, path)` or "
+            "correct the source's path."
+        )
+
+
+def digest_of_file(path: Path) -> str:
+    """The SHA-256 of a file's contents, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def is_file(path: Path) -> bool:

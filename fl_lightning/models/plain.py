@@ -122,7 +122,7 @@ class PlainNet(nn.Module):
     def _stack(self, num_features: Any, trial: Trial) -> None:
         """Exchange the layers, and try them."""
         from fl_lightning.models.stacked.exchange import exchanged, foreign, linear_weights
-        from fl_lightning.models.stacked.graph import NotStackable
+        from fl_lightning.models.stacked.functions import NotStackable
         from fl_lightning.models.stacked.trial import try_on_stack
 
         attributes = trial.graph.edge_attr

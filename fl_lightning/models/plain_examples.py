@@ -37,13 +37,14 @@ class PlainExampleNet(PlainNet):
     def _stack(self, num_features: Any, trial: Trial) -> None:
         """Try it on a stack."""
         from fl_lightning.models.stacked.examples import try_examples_on_stack
-        from fl_lightning.models.stacked.graph import NotStackable
+        from fl_lightning.models.stacked.functions import NotStackable
 
+        self._stacked = self._net  # under vmap it runs as it is
         self.takes_stacks, self.transposed, self.why_alone = False, (), ""
         try:
             try_examples_on_stack(self, trial.graph.x.shape[1:])
         except NotStackable as error:
-            self.why_alone = str(error)
+            self._stacked, self.why_alone = (), str(error)
         self.train(self.training)
 
     def forward(self, batch: Any) -> NetOutput:
@@ -54,4 +55,4 @@ class PlainExampleNet(PlainNet):
         from fl_lightning.models.stacked.examples import StackedExamples
 
         with StackedExamples(batch, has_dropout=self.has_dropout):
-            return self._run(self._net[0], batch)
+            return self._run(self.stacked_net, batch)

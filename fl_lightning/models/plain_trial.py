@@ -119,7 +119,10 @@ class Trial:
     def embedding_of(self, wrapped: nn.Module) -> Tensor:
         """The embedding of the three nodes."""
         with torch.no_grad(), torch.random.fork_rng([]):
-            result: NetOutput = copy.deepcopy(wrapped).eval()(SimpleNamespace(plain=self.graph, x=self.graph.x))
+            every = torch.ones(len(self.graph.x), dtype=torch.bool, device=self.graph.x.device)
+            key = torch.tensor(0)
+            batch = SimpleNamespace(plain=self.graph, x=self.graph.x, example_mask=every, key=key)
+            result: NetOutput = copy.deepcopy(wrapped).eval()(batch)
         return result.embedding
 
     def last_layer(self, num_outputs: int) -> str:

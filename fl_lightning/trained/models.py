@@ -4,7 +4,6 @@ Inputs are prepared as the client's data are (``LoadedRun.data``): what the sour
 again here.
 """
 
-import inspect
 from typing import Any, cast
 
 import torch
@@ -19,7 +18,7 @@ from fl_lightning.batches.graphs import GraphBatch
 from fl_lightning.data.edge_data import merged_edges
 from fl_lightning.models.output import NetOutput, as_output, own_outputs
 from fl_lightning.models.plain import PlainNet
-from fl_lightning.models.plain_inputs import EDGE_INPUTS, Inputs
+from fl_lightning.models.plain_inputs import EDGE_INPUTS, Inputs, parameters_of
 from fl_lightning.round.client import ClientModule, OutputRule
 from fl_lightning.tasks import Task
 
@@ -153,7 +152,7 @@ def inputs_of(model: nn.Module, client_data: ClientData, batch: Batch) -> dict[s
     if type(model) is BatchModel:
         return {"batch": batch}
     if not isinstance(batch, GraphBatch):
-        return {next(iter(inspect.signature(model.forward).parameters)): cast(ClientExamples, client_data).x_NX}
+        return {parameters_of(model.forward)[0]: cast(ClientExamples, client_data).x_NX}
     plain = batch.plain
     assert plain is not None, "a batch of one client has it"
     read = Inputs(model)

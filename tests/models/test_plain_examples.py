@@ -23,6 +23,12 @@ def perceptron(width: int, outputs: int) -> nn.Module:
     return nn.Sequential(nn.Linear(width, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, outputs))
 
 
+def untracked(width: int, outputs: int) -> nn.Module:
+    """It normalizes by the batch in evaluation, too."""
+    norm = nn.BatchNorm1d(8, track_running_stats=False)
+    return nn.Sequential(nn.Linear(width, 8), norm, nn.ReLU(), nn.Linear(8, outputs))
+
+
 class Pictures(nn.Module):
     """Convolutions with every layer that minds padding or a key; no parameter of ``forward`` is called x."""
 
@@ -54,7 +60,7 @@ def batch_of(x: Tensor) -> ExampleBatch:
 
 
 @pytest.mark.parametrize("batch_size", [None, 7])
-@pytest.mark.parametrize(("source", "net"), [(Clouds, perceptron), (Images, Pictures)])
+@pytest.mark.parametrize(("source", "net"), [(Clouds, perceptron), (Clouds, untracked), (Images, Pictures)])
 def test_both_executors_agree(source, net, batch_size, make_trainer, assert_same) -> None:
     data = FederatedDataModule(source(), batch_size=batch_size)
     data.setup()

@@ -1,7 +1,6 @@
 """Where a global graph comes from: the contract, and a graph of your own in a file."""
 
 import contextlib
-import hashlib
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -28,7 +27,7 @@ from fl_lightning.data.preparation import (
     names_of_nodes,
     prepare_graph,
 )
-from fl_lightning.data.settings import is_file, user_path
+from fl_lightning.data.settings import check_is_file, digest_of_file, user_path
 from fl_lightning.data.sources.array_file import reading
 from fl_lightning.data.sources.joined import GRAPH, Part, joined
 from fl_lightning.data.split import ClientSplit, GlobalSplit, Splitter
@@ -360,15 +359,14 @@ class FileSource(GraphSource):
         """Depends on the file's contents, not on its place."""
         hashes = []
         for path in self.paths:
-            _check_exists(path)
-            with path.open("rb") as file:
-                hashes.append(hashlib.file_digest(file, "sha256").hexdigest())
+            check_is_file(path, "data")
+            hashes.append(digest_of_file(path))
         return {"source": type(self).__name__, "sha256": hashes if self.is_list else hashes[0]}
 
 
 def _graphs_in(path: Path) -> Data | list[Data]:
     """The graph in a file, or the graphs."""
-    _check_exists(path)
+    check_is_file(path, "data")
     expected = (
         "a torch_geometric Data (or a list of them, a client each) that loads with weights_only=True. Save it as "
         "`torch.save(Data(x=..., edge_index=..., y=...), path)` with only tensors, numbers and texts in it"
@@ -381,14 +379,6 @@ def _graphs_in(path: Path) -> Data | list[Data]:
         if strangers or not graphs:
             raise ValueError(f"it holds a {strangers[0] if strangers else 'list of nothing'}")
     return graphs if isinstance(saved, list) else graphs[0]
-
-
-def _check_exists(path: Path) -> None:
-    if not is_file(path):
-        raise FileNotFoundError(
-            f"path={str(path)!r}: {path.absolute()} is not a file. Write one with `torch.save(data, path)` or correct "
-            "the source's path."
-        )
 
 
 def _listed(saved: Any) -> list[Any]:

@@ -1,7 +1,6 @@
 """Sources of many graphs, each of which is an example: the interface, and your own graphs in memory and in files."""
 
 import dataclasses
-import hashlib
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from fl_lightning.data.graph_sets import LoadedGraphs, PreparedGraphs, prepared_
 from fl_lightning.data.partition.partitioners import GivenPartitioner, Partitioner
 from fl_lightning.data.partition.table import PartitionTable
 from fl_lightning.data.preparation import Preparation
-from fl_lightning.data.settings import check_count, check_flag, is_file, user_path
+from fl_lightning.data.settings import check_count, check_flag, check_is_file, digest_of_file, user_path
 from fl_lightning.data.sources.array_file import reading
 from fl_lightning.data.sources.base import Source, allow_pickled_graphs
 from fl_lightning.data.sources.examples import client_names
@@ -183,11 +182,7 @@ class GraphSetFile(GraphSetSource):
         return f"GraphSetFile({str(self.path)!r})"
 
     def load(self, root: Path, cache_dir: Path | None = None) -> LoadedGraphs:  # noqa: D102
-        if not is_file(self.path):
-            raise FileNotFoundError(
-                f"path={str(self.path)!r}: {self.path.absolute()} is not a file. Write one with "
-                "`torch.save(graphs, path)` or correct the source's path."
-            )
+        check_is_file(self.path, "graphs")
         expected = "a list of torch_geometric Data that loads with weights_only=True, one for each graph"
         with reading(self.path, expected):
             with allow_pickled_graphs():
@@ -199,9 +194,7 @@ class GraphSetFile(GraphSetSource):
 
     def identity(self) -> dict[str, Any]:
         """Depends on the file's contents, not on its place."""
-        with self.path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return {**super().identity(), "sha256": digest}
+        return {**super().identity(), "sha256": digest_of_file(self.path)}
 
 
 def table_of(allocation: Allocation) -> PartitionTable:

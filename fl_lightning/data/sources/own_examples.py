@@ -3,7 +3,6 @@
 Shape legend: N examples of one client, X the shape of one example, H numbers of a target.
 """
 
-import hashlib
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,9 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset, IterableDataset, default_collate
+from torch_geometric.data import Dataset as GraphDataset
 
-from fl_lightning.data.settings import is_file, user_path
+from fl_lightning.data.settings import check_is_file, digest_of_file, user_path
 from fl_lightning.data.sources.array_file import reading
 from fl_lightning.data.sources.examples import Examples, ExampleSource, client_names
 from fl_lightning.data.targets import checked_targets
@@ -119,11 +119,7 @@ class ExampleFile(_OwnExamples):
 
     def read(self) -> Mapping[str, Any]:
         """What is in the file."""
-        if not is_file(self.path):
-            raise FileNotFoundError(
-                f"path={str(self.path)!r}: {self.path.absolute()} is not a file. Write one with "
-                "`torch.save({'name': (x, y), ...}, path)` or correct the source's path."
-            )
+        check_is_file(self.path, "{'name': (x, y), ...}")
         with reading(self.path, "a dictionary of pairs of tensors by clients' names that loads with weights_only=True"):
             saved = torch.load(self.path, map_location="cpu", weights_only=True)
             if not isinstance(saved, dict) or not all(isinstance(name, str) for name in saved):
@@ -132,26 +128,28 @@ class ExampleFile(_OwnExamples):
 
     def identity(self) -> dict[str, Any]:
         """Depends on the file's contents, not on its place."""
-        with self.path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return {"source": type(self).__name__, "task": self.kind, "sha256": digest}
+        return {"source": type(self).__name__, "task": self.kind, "sha256": digest_of_file(self.path)}
 
 
 def are_examples(given: Any) -> bool:
     """Whether this is what :class:`InMemoryExamples` has of a client."""
-    if isinstance(given, Dataset):
-        return True
-    is_pair = isinstance(given, list | tuple) and len(given) == 2
-    return is_pair and all(isinstance(each, Tensor | np.ndarray) for each in given)
+    if isinstance(given, Dataset):  # those of PyG are of graphs
+        return not isinstance(given, IterableDataset | GraphDataset)
+    return _is_pair(given)
+
+
+def _is_pair(given: Any) -> bool:
+    is_two = isinstance(given, list | tuple) and len(given) == 2
+    return is_two and all(isinstance(each, Tensor | np.ndarray) for each in given)
 
 
 def _pair(name: str, given: Any) -> tuple[Tensor, Tensor]:
     """A client's inputs and targets."""
-    if isinstance(given, Dataset):
-        given = default_collate([given[index] for index in range(len(given))])  # type: ignore[arg-type]
-    if not are_examples(given):
+    is_set = are_examples(given) and isinstance(given, Dataset)
+    pair = default_collate([given[index] for index in range(len(given))]) if is_set else given
+    if not _is_pair(pair):
         raise ValueError(f"{name} has a {type(given).__name__}: give a pair of inputs and targets")
-    x, y = (torch.as_tensor(each).detach().cpu() for each in given)
+    x, y = (torch.as_tensor(each).detach().cpu() for each in pair)
     if x.dim() == 0 or y.dim() == 0 or len(x) != len(y) or len(x) == 0:
         raise ValueError(f"{name}: x is {tuple(x.shape)} and y {tuple(y.shape)}: give a row of both for each example")
     return x, y.flatten() if y.numel() == len(y) else y

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from fl_lightning.kernels.linear import linear
 from fl_lightning.models.stacked.convolutions import SUM, common_options, shifted, transformed
-from fl_lightning.models.stacked.graph import NotStackable, StackedEdges
+from fl_lightning.models.stacked.functions import NotStackable
+from fl_lightning.models.stacked.graph import StackedEdges
 
 #: Added to the sum of a softmax, as in PyG.
 TINY = 1e-16

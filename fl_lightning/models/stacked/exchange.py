@@ -10,7 +10,7 @@ from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.utils._trim_to_layer import TrimToLayer
 
 from fl_lightning.models.stacked import attention, convolutions
-from fl_lightning.models.stacked.graph import NotStackable
+from fl_lightning.models.stacked.functions import NotStackable
 from fl_lightning.models.stacked.norms import StackedLayerNorm
 
 #: What takes the place of PyG's layers.

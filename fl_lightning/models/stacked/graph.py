@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from fl_lightning.batches.graph_sets import GraphSetBatch
 from fl_lightning.batches.graphs import GraphBatch
@@ -20,14 +19,9 @@ from fl_lightning.kernels.block_sparse import block_matmul
 from fl_lightning.kernels.edge_products import edge_maxima, edge_sums
 from fl_lightning.kernels.incidence import Incidence
 from fl_lightning.kernels.linear import linear
-from fl_lightning.kernels.randomness import dropout
-from fl_lightning.models.batch_norm import normalize
 from fl_lightning.models.output import NetOutput
+from fl_lightning.models.stacked.functions import NotStackable, StackedFunctions
 from fl_lightning.models.stacked.operators import edge_operator, edge_weights
-
-
-class NotStackable(Exception):
-    """A net does something that is not known on a stack; the message says what."""
 
 
 class Features:
@@ -216,7 +210,7 @@ def plain_graphs(batch: GraphSetBatch) -> SimpleNamespace:
     )
 
 
-class StackedGraph(TorchFunctionMode):
+class StackedGraph(StackedFunctions):
     """A batch in the place of a client's graph, and the functions of torch that mind stacks, padding and keys.
 
     As a context it replaces ``linear``, ``dropout``, ``batch_norm`` and ``layer_norm`` of ``torch.nn.functional``.
@@ -236,10 +230,8 @@ class StackedGraph(TorchFunctionMode):
     """
 
     def __init__(self, batch: GraphBatch, *, has_dropout: bool = True) -> None:
-        super().__init__()
+        super().__init__(batch, has_dropout=has_dropout)
         self._data = batch
-        self.has_dropout = has_dropout
-        self.num_dropouts = 0
         self.x = Features(batch)
         self.edge_index = StackedEdges(batch)
         self.edge_weight, self.edge_attr = self.edge_index.weight, self.edge_index.attr
@@ -282,34 +274,10 @@ class StackedGraph(TorchFunctionMode):
         """``linear`` of features or of a tensor."""
         return x.linear(weight, bias) if isinstance(x, Features) else linear(x, weight, bias)
 
-    def dropout(self, x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-        """``dropout`` that follows from the batch's key."""
-        if not training or not p or not self.has_dropout:
-            return x
-        x = as_dense(x)
-        if p >= 1:
-            return torch.zeros_like(x)
-        key, lead = self._data.key + self.num_dropouts, self._data.key.dim()
-        self.num_dropouts += 1
-        rows = x.unsqueeze(-1) if x.dim() == lead + 1 else x.flatten(lead + 1)
-        return dropout(rows, key, p).view(x.shape)
-
-    def batch_norm(
-        self,
-        x: Any,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        training: bool = False,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-    ) -> Tensor:
-        """``batch_norm`` over the nodes, or over the graphs."""
-        x = as_dense(x)
-        running = None if running_mean is None or running_var is None else (running_mean, running_var)
-        mask = self.rows(x)
-        return normalize(x, mask, running, weight, bias, training=training, momentum=momentum, eps=eps)
+    def dense(self, input: Any) -> Tensor:
+        """Features, too."""
+        tensor: Tensor = as_dense(input)
+        return tensor
 
     def rows(self, x: Tensor) -> Tensor:
         """Which rows are no padding, (N,).
@@ -344,10 +312,6 @@ class StackedGraph(TorchFunctionMode):
             raise NotStackable("it normalizes over several dimensions")
         result = result if weight is None else result * weight.unsqueeze(-2)
         return result if bias is None else result + bias.unsqueeze(-2)
-
-    def refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """A function that would mix rows with padding, or draw in a way of its own."""
-        raise NotStackable("it normalizes or draws in a way that is not known on a stack")
 
 
 #: The forward passes that are under way, the innermost last.

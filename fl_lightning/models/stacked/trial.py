@@ -14,11 +14,12 @@ from torch.func import functional_call
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
+from fl_lightning.batches.base import Batch
 from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.batches.graph_sets import ClientGraphs, GraphSetCollator
 from fl_lightning.batches.graphs import GraphBatch, GraphCollator
 from fl_lightning.batches.plain_graph import PlainGraph
-from fl_lightning.models.stacked.graph import NotStackable
+from fl_lightning.models.stacked.functions import NotStackable
 
 #: Nodes of the clients' graphs, and the sets of graphs that they are in where graphs are the examples, so that most are
 #: padded.
@@ -40,42 +41,85 @@ def try_on_stack(net: Any, num_features: int, *, weighted: bool, num_attributes:
         NotStackable: They differ, or the net cannot be run on a stack.
     """
     net = copy.deepcopy(net)
-    net.has_dropout = False
     like = next(net.parameters(), torch.zeros(()))
     members = _graphs(num_features, weighted=weighted, num_attributes=num_attributes, pools=net.pools)
     to: dict[str, Any] = {"device": like.device, "dtype": like.dtype}
     counts = [len(sizes) for sizes in SETS] if net.pools else SIZES
     whole = _noisy(_batch(members, to, pools=net.pools))
-    generator = torch.Generator().manual_seed(1)
-    start = {}
-    for name, parameter in net.named_parameters():  # moved, so that what begins at zero is seen
-        noise = 0.1 * torch.randn(len(members), *parameter.shape, generator=generator).to(parameter)
-        start[name] = parameter.detach() + (noise if parameter.requires_grad else torch.zeros_like(noise))
+    alone = []
+    for row, member in enumerate(members):
+        plain: Any = PlainGraph(member, **to)
+        if net.pools:
+            plain.batch, plain.batch_size = _graph_of(row).to(like.device), counts[row]
+        alone.append(SimpleNamespace(plain=plain, key=torch.tensor(0)))
+    together = functools.partial(logits_together, net, batch=whole)
+    unlike = "on one graph, as if it computed across nodes other than by layers that are known there"
+    compare_on_stack(net, moved(net, len(members)), together, alone, counts, unlike=unlike)
+
+
+def compare_on_stack(
+    net: Any,
+    start: dict[str, Tensor],
+    together: Callable[[dict[str, Tensor]], Tensor],
+    alone: Sequence[Any],
+    counts: Sequence[int],
+    *,
+    unlike: str,
+) -> None:
+    """Compare what a net computes on a stack with what it computes on each client's batch, without dropout.
+
+    Args:
+        net: The net, whose mode and dropout are changed.
+        start: The parameters of each client, (C, *shape) by name.
+        together: Computes the logits on the stack with such parameters, (C, N, K).
+        alone: The batch of each client.
+        counts: How many rows of the logits are each client's own.
+        unlike: Where a net that differs does so, and how it may have computed.
+
+    Raises:
+        NotStackable: They differ, or the net cannot be run on a stack.
+    """
+    net.has_dropout = False
     for training in (True, False):
-        net.train(training)
-        with _running(net) as innermost:
-            try:
-                together = results_of(net, start, functools.partial(_together, net, batch=whole), counts)
-            except Exception as error:  # it is the user's code
-                said = str(error).strip().partition("\n")[0]
-                why = said if isinstance(error, NotStackable) else f"{type(error).__name__}: {said}"
-                raise NotStackable(f"{innermost()} does not run on a stack of clients ({why})") from error
-        for row, member in enumerate(members):
-            plain: Any = PlainGraph(member, **to)
-            if net.pools:
-                plain.batch, plain.batch_size = _graph_of(row).to(like.device), counts[row]
-            alone = SimpleNamespace(plain=plain, key=torch.tensor(0))
+        found = run_on_stack(net.train(training), start, together, counts)
+        for row, batch in enumerate(alone):
             rows = {name: value[row] for name, value in start.items()}
             with _WithoutDropout():
-                expected = results_of(net, rows, functools.partial(logits_of, net, batch=alone), counts)
+                expected = _results(net, rows, functools.partial(_logits, net, batch=batch), counts)
             for name, value in expected.items():
-                found = together[name][row]
-                if not close(found if name else found[: counts[row]], value):
+                actual = found[name][row]
+                if not _close(actual if name else actual[: counts[row]], value):
                     what = f"a gradient of {name}" if name else "outputs"
                     raise NotStackable(
-                        f"{net.plain_name}.forward has {what} on a stack of clients that it does not have on one "
-                        "graph, as if it computed across nodes other than by layers that are known there"
+                        f"{net.plain_name}.forward has {what} on a stack of clients that it does not have {unlike}"
                     )
+
+
+def run_on_stack(
+    net: nn.Module, start: dict[str, Tensor], together: Callable[[dict[str, Tensor]], Tensor], counts: Sequence[int]
+) -> dict[str, Tensor]:
+    """The logits and gradients on a stack; the arguments are those of :func:`compare_on_stack`.
+
+    Raises:
+        NotStackable: The net cannot be run on one.
+    """
+    with _running(net) as innermost:
+        try:
+            return _results(net, start, together, counts)
+        except Exception as error:  # it is the user's code
+            said = str(error).strip().partition("\n")[0]
+            why = said if isinstance(error, NotStackable) else f"{type(error).__name__}: {said}"
+            raise NotStackable(f"{innermost()} does not run on a stack of clients ({why})") from error
+
+
+def moved(net: nn.Module, num_clients: int) -> dict[str, Tensor]:
+    """A net's parameters for each client, (C, *shape), away from where they are: what begins at zero is to be seen."""
+    generator = torch.Generator().manual_seed(1)
+    start = {}
+    for name, parameter in net.named_parameters():
+        noise = 0.1 * torch.randn(num_clients, *parameter.shape, generator=generator).to(parameter)
+        start[name] = parameter.detach() + (noise if parameter.requires_grad else torch.zeros_like(noise))
+    return start
 
 
 def _batch(members: list[ClientGraph], to: dict[str, Any], *, pools: bool) -> GraphBatch:
@@ -146,20 +190,20 @@ class _WithoutDropout(TorchFunctionMode):
         return (args or (kwargs.get("input"),))[0] if func in (F.dropout, torch.dropout) else func(*args, **kwargs)
 
 
-def logits_of(net: nn.Module, parameters: dict[str, Tensor], batch: Any) -> Tensor:
-    """The logits of a net with these parameters."""
+def _logits(net: nn.Module, parameters: dict[str, Tensor], batch: Any) -> Tensor:
     result: Tensor = functional_call(net, parameters, (batch,), tie_weights=False).logits
     return result
 
 
-def _together(net: Any, parameters: dict[str, Tensor], batch: GraphBatch) -> Tensor:
+def logits_together(net: Any, parameters: dict[str, Tensor], batch: Batch) -> Tensor:
+    """The logits on a stack of clients, with the parameters of each."""
     if net.takes_stacks:
-        return logits_of(net, parameters, batch)
-    mapped: Tensor = torch.vmap(lambda p, t: logits_of(net, p, batch.replace(t)))(parameters, batch.tensors())
+        return _logits(net, parameters, batch)
+    mapped: Tensor = torch.vmap(lambda p, t: _logits(net, p, batch.replace(t)))(parameters, batch.tensors())
     return mapped
 
 
-def results_of(
+def _results(
     net: nn.Module, start: dict[str, Tensor], compute: Callable[[dict[str, Tensor]], Tensor], counts: Sequence[int]
 ) -> dict[str, Tensor]:
     """Logits, under an empty name, and the gradients of a function of them that has no others for padding."""
@@ -179,7 +223,7 @@ def results_of(
     return results
 
 
-def close(one: Tensor, other: Tensor) -> bool:
+def _close(one: Tensor, other: Tensor) -> bool:
     """Whether results agree within the tolerance, in the scale of the largest of them."""
     scale = max(1.0, float(other.abs().max()) if other.numel() else 1.0)
     return one.shape == other.shape and bool(

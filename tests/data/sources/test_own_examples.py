@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import Subset, TensorDataset
+from torch_geometric.datasets import FakeDataset
 
 import fl_lightning as fl
 from fl_lightning.data import ExampleFile, InMemoryExamples
@@ -104,6 +105,8 @@ def test_a_file(tmp_path: Path) -> None:
         (lambda: InMemoryExamples([(X, Y)], names=["a", "b"]), "clients are 1, names .*: give .* each its name"),
         (lambda: InMemoryExamples([(X, Y)], task="ranks"), "task must be one of classes, labels, numbers"),
         (lambda: InMemoryExamples([(X, Y), X]), "client-01 has a Tensor: give a pair of inputs and targets"),
+        (lambda: [TensorDataset(X)], "client-00 has a TensorDataset: give a pair of inputs and targets"),
+        (lambda: [FakeDataset(3)], r"ManyGraphs.sources holds FakeDataset\(3\), which is not a source of a graph"),
         (lambda: [(X, Y[:9]), (X, Y)], r"client-00: x is \(50, 2, 4, 4\) and y \(9,\): give a row of both"),
         (lambda: [(X, Y), (X[:, 0], Y)], "client-01: x is .* the X of the other clients"),
         (lambda: [(X, Y), (X, torch.rand(50, 2))], "the clients' targets have rows of the shapes"),
