@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fl_lightning.counts import Counted
 from fl_lightning.data import FederatedDataModule, PartitionTable
+from fl_lightning.data.settings import user_path
 from fl_lightning.executors import Executor, StackedExecutor
 from fl_lightning.renamed import renamed
 from fl_lightning.round.client import ClientModule
@@ -109,7 +110,7 @@ class FederatedTrainer(Counted):
 
             self.callbacks += defaults_beside(self.callbacks)
         self.logger = logger if isinstance(logger, bool) else loggers.checked(settings.listed(logger))
-        self.root = Path(default_root_dir) / run_name
+        self.root = user_path("trainer.default_root_dir", default_root_dir) / run_name
         self.seed = seed
         self.references = tuple(references or ())
         check_references(self.references)

@@ -200,6 +200,12 @@ def _plain(data: Data, name: str) -> Data:
 def _checked_copy(data: Data, name: str, ignore_label: int | None = None) -> Data:
     """Copy the node attributes, with features and labels in their final types."""
     missing = [key for key in ("x", "edge_index", "y") if data.get(key) is None]
+    if "edge_index" in missing and data.get("adj_t") is not None:
+        raise ValueError(
+            f"{name} has adj_t and no edge_index: leave out the transform ToSparseTensor, or set data.edge_index = "
+            "torch.stack(data.adj_t.t().coo()[:2]), of a sparse tensor of PyTorch data.adj_t.t().to_sparse_coo()"
+            ".indices()"
+        )
     if missing:
         raise ValueError(f"{name} has no {', '.join(missing)}: node features, edges and labels are needed, as tensors.")
     for key in ("x", "edge_index", "y"):

@@ -173,12 +173,13 @@ def find_checkpoint(root: Path, ckpt_path: str | None, *, required: bool) -> Pat
     if ckpt_path is None:
         return None
     if ckpt_path not in ("last", "best"):
-        if not os.path.isfile(ckpt_path):  # false for impossible names too
-            what = "is no file" if os.path.exists(ckpt_path) else "does not exist"
+        path = Path(ckpt_path).expanduser()
+        if not os.path.isfile(path):  # false for impossible names too
+            what = "is no file" if os.path.exists(path) else "does not exist"
             raise ValueError(
                 f"ckpt_path: checkpoint {ckpt_path} {what}: give the path of a .ckpt file, or 'last' or 'best'"
             )
-        return Path(ckpt_path)
+        return path
     if checkpoints_of(root, ckpt_path):
         return ckpt_path
     if required:

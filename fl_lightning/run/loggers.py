@@ -5,6 +5,7 @@ loses them, and overwrites its file (with a warning) when a run is resumed; its 
 fifty scalars separately, which takes as long as training a short round.
 """
 
+import contextlib
 import csv
 import io
 import math
@@ -115,7 +116,7 @@ class CSVLogger(RunLogger):
     @rank_zero_only
     def begin(self, folder: Path, history: Sequence[Mapping[str, float]]) -> None:
         """Make the file contain these rounds and no others."""
-        self.table = RoundTable(Path(self.setting or folder) / "metrics.csv")
+        self.table = RoundTable(Path(self.setting or folder).expanduser() / "metrics.csv")
         self.table.replace(history)
 
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
@@ -136,7 +137,7 @@ class TensorBoardLogger(RunLogger, tensorboard.TensorBoardLogger):
     def begin(self, folder: Path, history: Sequence[Mapping[str, float]]) -> None:
         """Begin a file; in a resumed run it hides what was logged for later rounds."""
         self._experiment = None
-        self._root_dir = self.setting or str(folder)
+        self._root_dir = str(Path(self.setting or folder).expanduser())
         self._kwargs["purge_step"] = int(history[-1]["round"]) + 1 if history else None
 
     @rank_zero_only
@@ -260,7 +261,8 @@ def log_settings(loggers: Iterable[Logger], settings: dict[str, Any]) -> None:
     for logger in loggers:
         # TensorBoard's logger gets them with the result, and some loggers only log metrics
         if hasattr(logger, "log_hyperparams") and not isinstance(logger, TensorBoardLogger):
-            logger.log_hyperparams(settings)
+            with contextlib.suppress(NotImplementedError):  # as of Fabric's CSVLogger
+                logger.log_hyperparams(settings)
 
 
 def end(loggers: Iterable[Logger], result: Mapping[str, float], settings: Mapping[str, Any], *, is_whole: bool) -> None:

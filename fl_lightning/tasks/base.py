@@ -248,5 +248,6 @@ def kind_of_target(y: Tensor, *, given: str | None = None) -> str:
         return given
     known = y[~y.isnan()] if y.is_floating_point() else y
     if y.dim() == 1 or y.shape[1] == 1:
-        return "classes" if bool((known == known.round()).all()) else "numbers"
+        is_whole = not y.is_floating_point() or bool((known == known.round()).all())
+        return "classes" if is_whole else "numbers"
     return "labels" if bool(((known == 0) | (known == 1)).all()) else "numbers"

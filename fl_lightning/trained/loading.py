@@ -13,7 +13,7 @@ from fl_lightning.batches.base import Batch, Collator, single
 from fl_lightning.batches.client_data import ClientData
 from fl_lightning.cli import FederatedCLI
 from fl_lightning.data import FederatedDataModule
-from fl_lightning.data.settings import check_count
+from fl_lightning.data.settings import check_count, user_path
 from fl_lightning.executors import Executor, SequentialExecutor
 from fl_lightning.executors.by_architecture import ByArchitecture
 from fl_lightning.executors.on_pool import OnPool
@@ -72,7 +72,7 @@ def load_run(
     """
     if checkpoint not in ("best", "last"):
         raise ValueError(f"checkpoint must be 'best' or 'last', got {checkpoint!r}")
-    recorded = read(Path(path))
+    recorded = read(user_path("folder", path))
     file = recorded.path / "checkpoints" / f"{checkpoint}.ckpt"
     if not file.is_file():
         raise ValueError(f"{path} has no checkpoints/{checkpoint}.ckpt: train with the callback FederatedCheckpoint")

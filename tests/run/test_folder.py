@@ -6,9 +6,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fl_lightning.callbacks import FederatedCheckpoint
 from fl_lightning.run import folder, lock
 from fl_lightning.run.folder import secret_file, whole_file
 from fl_lightning.run.lock import RunLock
@@ -152,3 +154,12 @@ def test_a_secret_is_made_once_and_whole(tmp_path) -> None:
     assert secret_file(path, lambda: b"first") == b"first"
     assert secret_file(path, lambda: b"second") == b"first"
     assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_folder_of_ones_own(make_trainer: Any, make_model: Any, federation: Any, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    trainer = make_trainer(default_root_dir="~/runs", callbacks=FederatedCheckpoint())
+    trainer.fit(make_model(), federation, FedAvg(num_epochs=1))
+    place = trainer.run.folder.relative_to(tmp_path)
+    assert place.parts[0] == "runs"
+    trainer.test(make_model(), federation, FedAvg(num_epochs=1), f"~/{place}/checkpoints/last.ckpt")

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lightning.fabric.loggers import CSVLogger as FabricCSVLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fl_lightning import Callback
@@ -120,3 +121,9 @@ def test_loggers_hold_the_chosen_round_and_the_table_is_written_beside_them(
     events = EventAccumulator(str(tmp_path / "board")).Reload()
     assert events.Scalars("best/val/loss")[0].value == pytest.approx(result["val/loss"])
     assert "hparams" in events.summary_metadata["_hparams_/experiment"].plugin_data.plugin_name
+
+
+def test_csv_logger_of_fabric(make_trainer: Any, make_model: Any, federation: Any, tmp_path: Path) -> None:
+    trainer = make_trainer(logger=FabricCSVLogger(tmp_path / "fabric"))
+    trainer.fit(make_model(), federation, FedAvg(num_epochs=1))
+    assert next((tmp_path / "fabric").rglob("metrics.csv")).read_text().count("\n") > 1

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch_geometric.data import Data
+from torch_geometric.data import Data, Dataset, HeteroData
 
 from fl_lightning.data.preparation import Preparation
 from fl_lightning.data.sources.base import FileSource, GraphSource, Source
@@ -12,6 +12,12 @@ from fl_lightning.data.sources.graph_sets import GraphSetSource
 from fl_lightning.data.sources.joined import GRAPH, Part, joined
 from fl_lightning.data.sources.many_graph_sets import GraphSets, ManyGraphSets
 from fl_lightning.data.sources.own_examples import InMemoryExamples, are_examples
+
+#: What the data module takes in place of a source.
+_TAKEN = (
+    "give a source, a graph (torch_geometric.data.Data) or its file, or, in a list or dictionary with a value for each "
+    "client, graphs, lists of graphs, or pairs of inputs and targets (tensors, arrays)"
+)
 
 
 class InMemorySource(GraphSource):
@@ -68,7 +74,8 @@ class ManyGraphs(GraphSource):
             raise ValueError(f"ManyGraphs.sources is {sources!r}: give a source for each client")
         strangers = [each for each in sources if not isinstance(each, GraphSource)]
         if strangers:
-            raise ValueError(f"ManyGraphs.sources holds {strangers[0]!r}, which is not a source of a graph")
+            kind = type(strangers[0]).__name__
+            raise ValueError(f"ManyGraphs.sources holds a {kind}, which is not a source of a graph: {_TAKEN}")
         if names is not None and (len(names) != len(sources) or len(set(names)) < len(names)):
             raise ValueError(f"ManyGraphs.names is {names}: give each of the {len(sources)} graphs its own")
         self.sources = sources
@@ -105,16 +112,23 @@ class ManyGraphs(GraphSource):
 def as_source(source: Any) -> Source:
     """Convert to a source.
 
-    A graph in memory or a file is one graph; a list of graphs, files or sources has a client for each; a list of lists
-    of graphs, or of sets of graphs, has clients whose graphs have labels; a list or a dictionary of pairs of tensors,
-    or of data sets of PyTorch, has clients with examples.
+    A graph in memory or a file is one graph, as is a data set of PyG that has one; a list or a dictionary of graphs,
+    files or sources has a client for each; a list of lists of graphs, or of sets of graphs, has clients whose graphs
+    have labels; a list or a dictionary of pairs of tensors, or of data sets of PyTorch, has clients with examples.
 
     Raises:
         ValueError: It is none of these.
     """
     result = _converted(source)
+    if isinstance(result, HeteroData):
+        raise ValueError("data.source has several types of nodes or edges: give data.to_homogeneous(), a Data")
+    if isinstance(result, Dataset):
+        raise ValueError(
+            f"data.source is a {type(result).__name__} of {len(result)} graphs: give list(dataset) if each graph is a "
+            "client, or fl_lightning.data.InMemoryGraphSet(list(dataset)), if each has a target and clients share them"
+        )
     if not isinstance(result, Source):
-        raise ValueError(f"data.source is {type(result).__name__}, which is neither a GraphSource nor an ExampleSource")
+        raise ValueError(f"data.source is a {type(result).__name__}, which is not a source: {_TAKEN}")
     return result
 
 
@@ -127,8 +141,12 @@ def _converted(source: Any) -> Any:
                 f"data.source is {str(source)!r}, which is not a file: give a source, a graph, or a saved graph"
             )
         return FileSource(str(source))
-    if isinstance(source, Mapping) and source and all(map(are_examples, source.values())):
-        return InMemoryExamples(source)
+    if isinstance(source, Dataset) and len(source) == 1:
+        return InMemorySource(source[0])
+    if isinstance(source, Mapping) and source:
+        if all(map(are_examples, source.values())):
+            return InMemoryExamples(source)
+        return ManyGraphs([_converted(each) for each in source.values()], names=list(map(str, source)))
     if isinstance(source, list | tuple):
         if source and all(map(are_examples, source)):
             return InMemoryExamples(source)

@@ -63,9 +63,10 @@ class InMemoryExamples(_OwnExamples):
     """Tables, series or images in memory, for each client its own.
 
     Args:
-        clients: For each client a pair of inputs (N, *X) and targets, as tensors or arrays, or a ``Dataset`` of PyTorch
-            with such pairs (``TensorDataset``, ``Subset``), which is read as a whole; by the clients' names, or in a
-            list. Whole numbers (N,) are classes, a matrix of 0 and 1 is of labels, everything else is numbers.
+        clients: For each client a pair of inputs (N, *X) and targets, as tensors, as arrays, or as a table and a column
+            of pandas, or a ``Dataset`` of PyTorch with such pairs (``TensorDataset``, ``Subset``), which is read as a
+            whole; by the clients' names, or in a list. Whole numbers (N,) are classes, a matrix of 0 and 1 is of
+            labels, everything else is numbers.
         names: Of clients in a list; None for their numbers.
         task: Whether targets are ``classes``, ``labels`` or ``numbers``; None to tell by their type and shape.
 
@@ -140,7 +141,19 @@ def are_examples(given: Any) -> bool:
 
 def _is_pair(given: Any) -> bool:
     is_two = isinstance(given, list | tuple) and len(given) == 2
-    return is_two and all(isinstance(each, Tensor | np.ndarray) for each in given)
+    return is_two and all(hasattr(each, "__array__") for each in given)  # tensors, arrays, what pandas has
+
+
+def _numbers(given: Any, name: str) -> Tensor:
+    if isinstance(given, Tensor):
+        return given
+    array = np.require(given, requirements=["C", "W"])  # those of pandas can be read-only
+    if array.dtype.kind not in "biuf":
+        raise ValueError(
+            f"{name} holds {array.dtype}, not numbers: number categories, e.g. by pandas.factorize(...)[0] or "
+            "numpy.unique(..., return_inverse=True)[1]"
+        )
+    return torch.from_numpy(array)
 
 
 def _pair(name: str, given: Any) -> tuple[Tensor, Tensor]:
@@ -149,7 +162,7 @@ def _pair(name: str, given: Any) -> tuple[Tensor, Tensor]:
     pair = default_collate([given[index] for index in range(len(given))]) if is_set else given
     if not _is_pair(pair):
         raise ValueError(f"{name} has a {type(given).__name__}: give a pair of inputs and targets")
-    x, y = (torch.as_tensor(each).detach().cpu() for each in pair)
+    x, y = (_numbers(each, f"{name}: {key}").detach().cpu() for key, each in zip("xy", pair, strict=True))
     if x.dim() == 0 or y.dim() == 0 or len(x) != len(y) or len(x) == 0:
         raise ValueError(f"{name}: x is {tuple(x.shape)} and y {tuple(y.shape)}: give a row of both for each example")
     return x, y.flatten() if y.numel() == len(y) else y

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.datasets import FakeDataset
 
 from fl_lightning.data import (
     FederatedDataModule,
@@ -90,10 +91,16 @@ def test_masks_that_all_graphs_have_are_kept(tmp_path: Path) -> None:
     [
         ([graph(12), graph(12, num_features=4)], "^graph 1 has 4 features of each node, the first 3"),
         ([], "give a source for each client"),
-        ([graph(12), 3], "holds 3, which is not a source of a graph"),
+        ([graph(12), 3], r"holds a int, which is not a source of a graph: give a source, a graph \(torch_geometric"),
         (graph(12), "data.partitioner is missing: InMemorySource is one graph"),
         ([graph(12), Data(x=torch.rand(3, 3))], "^graph 1 has no edge_index, y"),
-        (7, "data.source is int, which is neither"),
+        (7, "data.source is a int, which is not a source: give a source, a graph .* pairs of inputs and targets"),
+        (HeteroData(), r"several types of nodes or edges: give data.to_homogeneous\(\)"),
+        (FakeDataset(3), r"FakeDataset of 3 graphs: give list\(dataset\) if .*InMemoryGraphSet\(list\(dataset\)\)"),
+        (
+            [graph(12), Data(x=torch.eye(3), adj_t=torch.eye(3).to_sparse())],
+            "^graph 1 has adj_t and no edge_index",
+        ),
     ],
 )
 def test_mistakes(source: Any, message: str, tmp_path: Path) -> None:
@@ -104,3 +111,9 @@ def test_mistakes(source: Any, message: str, tmp_path: Path) -> None:
 def test_names_are_one_for_each() -> None:
     with pytest.raises(ValueError, match="give each of the 2 graphs its own"):
         ManyGraphs([InMemorySource(graph(9)), InMemorySource(graph(9))], names=["a", "a"])
+
+
+def test_a_data_set_of_pyg_with_one_graph_and_a_dictionary_of_graphs(tmp_path: Path) -> None:
+    assert len(module(FakeDataset(1, avg_num_nodes=60, task="node"), tmp_path, RandomPartitioner(2)).clients) == 2
+    data = module({"bank": graph(12), "shop": graph(14)}, tmp_path)
+    assert [(client.name, client.num_nodes) for client in data.clients] == [("bank", 12), ("shop", 14)]

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -106,7 +107,11 @@ def test_a_file(tmp_path: Path) -> None:
         (lambda: InMemoryExamples([(X, Y)], task="ranks"), "task must be one of classes, labels, numbers"),
         (lambda: InMemoryExamples([(X, Y), X]), "client-01 has a Tensor: give a pair of inputs and targets"),
         (lambda: [TensorDataset(X)], "client-00 has a TensorDataset: give a pair of inputs and targets"),
-        (lambda: [FakeDataset(3)], r"ManyGraphs.sources holds FakeDataset\(3\), which is not a source of a graph"),
+        (lambda: [FakeDataset(3)], r"ManyGraphs.sources holds a FakeDataset, which is not a source of a graph"),
+        (
+            lambda: [(X, np.array(["a"] * 50))],
+            r"client-00: y holds <U1, not numbers: number categories, e.g. by ",
+        ),
         (lambda: [(X, Y[:9]), (X, Y)], r"client-00: x is \(50, 2, 4, 4\) and y \(9,\): give a row of both"),
         (lambda: [(X, Y), (X[:, 0], Y)], "client-01: x is .* the X of the other clients"),
         (lambda: [(X, Y), (X, torch.rand(50, 2))], "the clients' targets have rows of the shapes"),
@@ -125,3 +130,10 @@ def test_own_tensors_and_a_net_of_pytorch_make_a_federation(make_trainer) -> Non
     data = fl.FederatedDataModule(clients, batch_size=10)
     result = make_trainer(num_rounds=2).fit(fl.ClientModule(net), data, fl.strategies.FedAvg(num_epochs=1))
     assert 0 < result["val/acc"] <= 1
+
+
+def test_tables_of_pandas_and_targets_that_are_true_or_false() -> None:
+    table = pd.DataFrame({"age": np.arange(20.0), "sex": np.arange(20) % 2})
+    data = module([(table, table["sex"] == 1), (table, table["sex"])])
+    assert data.num_features == 2
+    assert data.clients[0].y_N.tolist() == data.clients[1].y_N.tolist() == [0, 1] * 10
