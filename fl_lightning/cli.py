@@ -6,16 +6,17 @@ import pkgutil
 import sys
 import warnings
 from argparse import RawDescriptionHelpFormatter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from jsonargparse import DefaultHelpFormatter
+from jsonargparse import DefaultHelpFormatter, _typehints
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from rich.console import Console
 
 from fl_lightning.arguments import DESCRIPTION, TRAINER_VERBS, fail, options, settings_in
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.models import GCN
+from fl_lightning.models.plain_inputs import takes_widths_by_name
 from fl_lightning.refusals import known_classes, named, plain, read, summary_of, why_not_imported
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.inspection import ServerDiverged
@@ -53,6 +54,26 @@ def _chosen_strategy(words: Sequence[str]) -> type[Strategy]:
         with contextlib.suppress(ImportError, AttributeError, ValueError):  # the parser says what is wrong
             result = pkgutil.resolve_name(name)
     return result if inspect.isclass(result) and issubclass(result, Strategy) else Strategy
+
+
+def _pass_widths_by_name() -> None:
+    """Let the parser leave ``in_channels`` and ``out_channels`` of a net to the run, wherever its class has them.
+
+    It would leave out the first two arguments, and ask for ``out_channels`` of PyG's models in place of
+    ``hidden_channels``.
+    """
+    if getattr(_typehints.adapt_partial_callable_class, "by_name", False):
+        return
+    adapt: Callable[[Any, Any], tuple[Any, Any]] = _typehints.adapt_partial_callable_class
+
+    def adapted(kind: Any, given: Any) -> tuple[Any, Any]:
+        spec, skipped = adapt(kind, given)
+        if skipped == {2} and takes_widths_by_name(pkgutil.resolve_name(spec["class_path"])):
+            skipped = {"in_channels", "out_channels"}
+        return spec, skipped
+
+    adapted.by_name = True  # type: ignore[attr-defined]
+    _typehints.adapt_partial_callable_class = adapted
 
 
 def _check_init_args(words: Sequence[str]) -> None:
@@ -117,6 +138,7 @@ class FederatedCLI(LightningCLI):
         """
         words = sys.argv[1:] if args is None else args
         use_in_parsers()
+        _pass_widths_by_name()
         if isinstance(words, list):
             words = [f"{word}=true" if word in ("--profile", "--resume_with_changes") else word for word in words]
             _Parser.words = words

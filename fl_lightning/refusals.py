@@ -75,6 +75,10 @@ def _cause(message: str, words: Sequence[str]) -> str:
     if given and "." in given[1] and (why := why_not_imported(given[1])):
         key = _KEY.match(message)
         return f"{f'{key[1]}: ' if key else ''}{given[1]!r} cannot be imported: {why}"
+    if "expects a function or a callable class" in message and (key := _KEY.match(message)):
+        path = named(words, f"model.{key[1].rpartition('.')[2]}")
+        if "." in path and (why := why_not_imported(path)):
+            return f"model.{key[1]}: {path!r} cannot be imported: {why}"
     if unknown := re.search(r"Expected a dot import path string: (\S+)", message):
         return _unknown_class(unknown[1], message)
     if unknown := re.fullmatch(r"Option '(\S+)' is not accepted", message):

@@ -62,8 +62,13 @@ def check_hooks(client: ClientModule) -> None:
     """Refuse a client with hooks that would be silently ignored.
 
     Raises:
-        ValueError: It overrides a hook of Lightning's loops that no executor calls.
+        ValueError: It overrides a hook of Lightning's loops that no executor calls, or steps by itself.
     """
+    if not client.automatic_optimization:
+        raise ValueError(
+            "model.automatic_optimization is False, but an executor takes the steps: leave it True, and return the "
+            "loss from training_step"
+        )
     loops = [
         name
         for name, _ in inspect.getmembers(LightningModule, inspect.isfunction)

@@ -9,6 +9,7 @@ computes on one client's graph at a time.
 """
 
 import contextlib
+import functools
 import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,9 +27,11 @@ from fl_lightning.models.plain_inputs import (
     EDGE_INPUTS,
     Inputs,
     check_inputs,
-    parameters_of,
+    is_variadic,
+    positional_of,
     reads_graphs,
     required_of,
+    takes_widths_by_name,
 )
 from fl_lightning.models.plain_trial import Trial
 
@@ -247,15 +250,24 @@ def made(factory: Callable[..., Any], num_features: Any, num_outputs: int, **set
     """Call a factory with the widths, by name if it has ``in_channels`` and ``out_channels``, and with other settings.
 
     Raises:
-        ValueError: It needs more, or does not make a net.
+        ValueError: It needs more, does not take both widths, or does not make a net.
     """
-    names = parameters_of(factory)
-    by_name = {"in_channels", "out_channels"} <= set(names)
-    given = {"in_channels", "out_channels", *settings} if by_name else {*names[:2], *settings}
-    if lacking := [name for name in required_of(factory) if name not in given]:
-        kind = getattr(factory, "__name__", "net")
+    if isinstance(factory, functools.partial) and str(factory.func.__module__).startswith("jsonargparse."):
+        wrapped = factory  # of a class, which the parser's function hides
+        factory = functools.partial(wrapped.args[-1], **wrapped.keywords) if wrapped.keywords else wrapped.args[-1]
+    by_name = takes_widths_by_name(factory)
+    widths = ["in_channels", "out_channels"] if by_name else positional_of(factory)[:2]
+    kind = getattr(factory, "__name__", "net")
+    if lacking := [name for name in required_of(factory) if name not in {*widths, *settings}]:
         more = ", ".join(f"{name}=..." for name in lacking)
-        raise ValueError(f"it also needs {' and '.join(lacking)}: give functools.partial({kind}, {more})")
+        place = "" if by_name or not widths else f" beside {' and '.join(widths)}, to which the widths are passed"
+        other = "" if by_name else ", or a function of both widths"
+        raise ValueError(f"it also needs {' and '.join(lacking)}{place}: give functools.partial({kind}, {more}){other}")
+    if len(widths) < 2 and not is_variadic(factory):
+        raise ValueError(
+            "it does not take the widths of inputs and outputs: give its constructor the parameters in_channels and "
+            f"out_channels, or give an instance, {kind}(...)"
+        )
     if by_name:
         net = factory(in_channels=num_features, out_channels=num_outputs, **settings)
     else:

@@ -150,6 +150,22 @@ def parameters_of(function: Callable[..., Any]) -> list[str]:
     return [parameter.name for parameter in _signature(function)]
 
 
+def takes_widths_by_name(function: Callable[..., Any]) -> bool:
+    """Whether it has ``in_channels`` and ``out_channels``, as PyG's models do, whose second argument is another."""
+    return {"in_channels", "out_channels"} <= set(parameters_of(function))
+
+
+def positional_of(function: Callable[..., Any]) -> list[str]:
+    """Names of the parameters that can be given by their place; empty if they are unknown."""
+    return [p.name for p in _signature(function) if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+
+def is_variadic(function: Callable[..., Any]) -> bool:
+    """Whether it takes any number of arguments by their place, or it is unknown which."""
+    signature = _signature(function)
+    return (not signature and not inspect.isclass(function)) or any(p.kind is p.VAR_POSITIONAL for p in signature)
+
+
 def required_of(function: Callable[..., Any]) -> list[str]:
     """Names of a function's parameters without a default; empty if they are unknown."""
     variadic = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)

@@ -21,12 +21,13 @@ from fl_lightning.models.batch_norm import adopt_statistics, statistics_of
 from fl_lightning.models.fitting import fitted
 from fl_lightning.models.gcn import GCN
 from fl_lightning.models.output import NetOutput, as_output, own_outputs
+from fl_lightning.round.client_checks import check_client_settings, check_modules
 from fl_lightning.round.clipping import clipped
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.privacy import RecordPrivacy
 from fl_lightning.tasks import NodeClassification, Task
-from fl_lightning.tasks.class_metrics import CLASS_METRICS, PER_CLASS, PER_DEGREE, ClassMetric
-from fl_lightning.tasks.number_metrics import NUMBER_METRICS, NumberMetric
+from fl_lightning.tasks.class_metrics import ClassMetric
+from fl_lightning.tasks.number_metrics import NumberMetric
 from fl_lightning.tasks.targets import SPLITS
 
 #: A pure function of (client module, its parameters, its batch, its context): a local loss, scalar.
@@ -99,17 +100,7 @@ class ClientModule(LightningModule, Counted):
         super().__init__()
         self.has_own_net, self.has_own_optimizer = net is not None, optimizer is not None
         self.net_factories: list[NetFactory] = net if isinstance(net, list) else [GCN if net is None else net]
-        if not self.net_factories:
-            raise ValueError("model.net is an empty list: give at least one net")
-        if not all(map(callable, self.net_factories)):
-            raise ValueError(f"model.net is {net!r}: give the class of a net, a net, or a list of them")
-        if gradient_clip_val is not None and gradient_clip_val <= 0:
-            raise ValueError(f"model.gradient_clip_val must be positive, or null for none, got {gradient_clip_val}")
-        if running_statistics not in ("personal", "shared"):
-            raise ValueError(f"model.running_statistics must be 'personal' or 'shared', got {running_statistics!r}")
-        for name in metrics or ():
-            if name not in (known := (*CLASS_METRICS, *PER_CLASS, *PER_DEGREE, *NUMBER_METRICS)):
-                raise ValueError(f"model.metrics has {name!r}, which is not a metric: give some of {', '.join(known)}")
+        check_client_settings(net, optimizer, gradient_clip_val, running_statistics, metrics)
         self.metrics = tuple(dict.fromkeys(metrics or ()))
         self.optimizer_factory: OptimizerFactory = default_optimizer if optimizer is None else optimizer
         self.running_statistics = running_statistics
@@ -127,6 +118,10 @@ class ClientModule(LightningModule, Counted):
     def load_from_checkpoint(cls, *_: Any, **settings: Any) -> NoReturn:
         """Raise a TypeError: checkpoints are of whole federations (:func:`fl_lightning.load_run`)."""
         raise TypeError("a checkpoint is of a whole federation: fl_lightning.load_run(folder).client(name) is a model")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy has: no Fabric, as Lightning leaves out its trainer, since a copy may outlive it."""
+        return {**super().__getstate__(), "_fabric": None}
 
     def given(self) -> dict[str, Any]:
         """Settings that are stored under other names."""
@@ -189,8 +184,9 @@ class ClientModule(LightningModule, Counted):
             adapt: Turns each net into what the strategy needs (``Strategy.build_net``).
 
         Raises:
-            ValueError: A net cannot be built with these sizes.
+            ValueError: A net cannot be built with these sizes, or the client has a net or parameters beside it.
         """
+        check_modules(self, getattr(self, "nets", ()))
         try:
             nets = [fitted(factory, num_features, num_outputs) for factory in self.net_factories]
             for net in nets:

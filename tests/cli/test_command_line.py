@@ -69,6 +69,10 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--strategy=FedOpt", "--strategy.server_lr=.inf"], "strategy.server_lr must be finite, got inf"),
         (["--model.net=GCNN"], "did you mean fl_lightning.models.GCN?"),
         (["--model.net=Q"], "there is no net 'Q': give a class path, or one of fl_lightning.models.CNN"),
+        (
+            ["--model.net=lacking.Net"],
+            "model.net: 'lacking.Net' cannot be imported: ModuleNotFoundError: No module",
+        ),
         (["--strategy=nowhere.HalfWay"], "cannot be imported: ModuleNotFoundError: No module named 'nowhere'"),
         (["--trainer.callbacks+=nowhere.Watch"], "'nowhere.Watch' cannot be imported: ModuleNotFoundError: No module"),
         (["--data.source=nowhere.Mine"], "data.source: 'nowhere.Mine' cannot be imported: ModuleNotFoundError: No mod"),
@@ -167,6 +171,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_mistakes(arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("folder").mkdir()
     Path("text").write_text("hello")
+    Path("lacking.py").write_text("import nowhere\nclass Net: pass\n")
     Path("binary").write_bytes(bytes(range(128, 256)))
     Path("empty").touch()
     Path("unbalanced").write_text("trainer: [1, {")
@@ -187,6 +192,13 @@ def test_what_is_missing_is_named_with_an_example(capsys: pytest.CaptureFixture[
 PLAIN = [*SMALL[:4], "--strategy=FedAvg"]
 
 
+def test_a_model_of_pyg_has_its_own_settings() -> None:
+    words = ["--model.net=torch_geometric.nn.GCN", "--model.net.hidden_channels=6", "--model.net.num_layers=2"]
+    client = FederatedCLI(["data", *PLAIN, *words]).model
+    client.build(32, 5)
+    assert [tuple(p.shape) for p in client.net.parameters() if p.dim() > 1] == [(6, 32), (5, 6)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -194,7 +206,7 @@ PLAIN = [*SMALL[:4], "--strategy=FedAvg"]
             ["--model.net=fl_lightning.models.CNN"],
             "model.net, for inputs of 32 and 5 outputs: in_features=32 is not the shape",
         ),
-        (["--model.net=fl_lightning.models.Twin"], "model.net, for inputs of 32 and 5 outputs: TypeError"),
+        (["--model.net=fl_lightning.models.Twin"], "model.net, for inputs of 32 and 5 outputs: it does not take"),
     ],
     ids=["graphs by CNN", "no net"],
 )

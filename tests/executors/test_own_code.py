@@ -1,6 +1,8 @@
 """A user's code in a client: what runs on a stack, what is there in ``training_step``, how its errors are told."""
 
+import copy
 import dataclasses
+import gc
 import inspect
 import pickle
 import re
@@ -13,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torchmetrics.classification import MulticlassF1Score
 
 import fl_lightning
 from fl_lightning import ClientModule, Participation, SequentialExecutor, StackedExecutor, strategies
@@ -331,3 +334,62 @@ def test_a_changing_buffer_of_an_own_net_is_refused_and_a_constant_one_is_not(
         make_trainer(num_rounds=1, executor=executor()).fit(ClientModule(Scaled), federation, FedAvg(num_epochs=1))
         with pytest.raises(ValueError, match=r"model\.net changes scale while it trains, outside its parameters"):
             make_trainer(executor=executor()).fit(ClientModule(Moving), federation, FedAvg(num_epochs=1))
+
+
+def test_a_client_outlives_its_trainer(make_trainer: Any, federation: Any) -> None:
+    client = ClientModule()
+    make_trainer().fit(client, federation, FedAvg(num_epochs=1))
+    client.fabric = lightning.Fabric(accelerator="cpu")  # a weak reference, to what is gone at once
+    gc.collect()
+    assert copy.deepcopy(client).fabric is None
+    assert pickle.loads(pickle.dumps(client)).fabric is None
+    make_trainer().fit(client, federation, strategies.FedProx(num_epochs=1))
+
+
+class SetsItsNet(ClientModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(2, 2)
+
+
+class SecondNet(ClientModule):
+    def __init__(self, is_frozen: bool) -> None:
+        super().__init__()
+        self.teacher = nn.Linear(2, 2).requires_grad_(not is_frozen)
+
+
+class StepsItself(ClientModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (SetsItsNet, r"SetsItsNet sets self.net, .*: give super\(\).__init__\(net=...\) instead"),
+        (lambda: SecondNet(is_frozen=False), r"parameters beside its net \(teacher.weight, teacher.bias\).* or freeze"),
+        (StepsItself, "model.automatic_optimization is False.*return the loss from training_step"),
+        (lambda: ClientModule(metrics="f1"), r"model.metrics is 'f1': give a list, \['f1'\]"),
+        (
+            lambda: ClientModule(metrics=[MulticlassF1Score(num_classes=3)]),
+            r"MulticlassF1Score\(\), which is not the name of a metric: give some of .* or override scores",
+        ),
+        (
+            lambda: ClientModule(optimizer=torch.optim.SGD([torch.zeros(1)])),
+            r"model.optimizer is a SGD: give its class, or .* functools.partial\(torch.optim.Adam",
+        ),
+        (lambda: ClientModule(optimizer="Adam"), "model.optimizer is a str: give its class"),
+    ],
+)
+def test_what_a_lightning_module_may_have_and_a_client_not(
+    make: Any, message: str, make_trainer: Any, federation: Any
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_trainer().fit(make(), federation, FedAvg(num_epochs=1))
+
+
+def test_a_client_may_have_a_frozen_net_beside_its_own() -> None:
+    client = SecondNet(is_frozen=True)
+    for _ in range(2):  # a second run builds its net again
+        client.build(4, 3)

@@ -119,6 +119,20 @@ def test_logits_alone_are_taken_from_any_net(make_trainer: Any, federation: Any)
     assert trainer.run.history[-1]["train/loss"] < trainer.run.history[0]["train/loss"]
 
 
+class Fixed(nn.Module):
+    """Its widths are in its code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
+class Kipf(nn.Module):
+    """Its second width is not the output's."""
+
+    def __init__(self, nfeat: int, nhid: int, nclass: int) -> None:
+        super().__init__()
+
+
 @pytest.mark.parametrize(
     ("net", "message"),
     [
@@ -128,6 +142,9 @@ def test_logits_alone_are_taken_from_any_net(make_trainer: Any, federation: Any)
             r"it also needs hidden_channels and num_layers: give functools.partial\(GraphSAGE, hidden_channels=..., ",
         ),
         (functools.partial(PyGNet, architecture="torch_geometric.nn.Sage"), "cannot be imported"),
+        (Fixed, r"does not take the widths of inputs and outputs: .* in_channels and out_channels, or .* Fixed\("),
+        (functools.partial(Kipf, nhid=8), r"it also needs nclass beside nfeat, to which the widths are passed.* both"),
+        (Kipf, r"it also needs nclass beside nfeat and nhid, to which the widths are passed: .* a function of both"),
     ],
 )
 def test_what_is_no_net_is_refused(net: Any, message: str) -> None:
