@@ -140,6 +140,10 @@ class Batch:
         for key in keys:
             yield self.replace({"key": key})
 
+    def without_training_examples(self: AnyBatch) -> AnyBatch:
+        """What it takes to score validation and test examples: everything, unless examples are independent."""
+        return self
+
     def parts(self: AnyBatch) -> Iterator[AnyBatch]:
         """The batch in parts that fit into the memory of an evaluation, along the examples if these are independent."""
         yield self

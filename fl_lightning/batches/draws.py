@@ -93,13 +93,16 @@ class DrawnBatch(Batch):
         """No other examples: batch normalization would see the inputs of those that models are scored on."""
         if bool(self.drawn_from.all()):
             return self
-        return self._pick_all(self.key, self.drawn_from)
+        return self._pick(self.key, *in_order(self.drawn_from))
 
-    def _pick_all(self: AnyDrawn, key: Tensor, mask: Tensor) -> AnyDrawn:
-        """The examples of a mask, (C, N), in their order."""
-        width = max(1, int(mask.sum(dim=-1).max()))
-        order = mask.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)[..., :width]
-        return self._pick(key, order, mask.gather(-1, order))
+    def without_training_examples(self: AnyDrawn) -> AnyDrawn:
+        """The validation and test examples, with their roles."""
+        return self._with_roles(*in_order(self.val_mask | self.test_mask))
+
+    def _with_roles(self: AnyDrawn, order: Tensor, drawn_mask: Tensor) -> AnyDrawn:
+        """As :meth:`_pick`, but examples keep their roles."""
+        roles = {name: getattr(self, name).gather(-1, order) for name in ("train_mask", "val_mask", "test_mask")}
+        return self._pick(self.key, order, drawn_mask).replace({n: mask & drawn_mask for n, mask in roles.items()})
 
     def _samples(self: AnyDrawn, keys: Tensor, count: int) -> Iterator[AnyDrawn]:
         """An independent draw for every step."""
@@ -149,6 +152,13 @@ class DrawnBatch(Batch):
         masks = {"example_mask": drawn_mask, "train_mask": drawn_mask, "val_mask": nothing, "test_mask": nothing}
         others = {name: pick(tensor) for name, tensor in self.named_by("examples").items() if name not in masks}
         return self.replace({**others, "key": key, **masks})
+
+
+def in_order(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The indices of a mask's (C, N) examples in their order, (C, B), and which of them are no padding."""
+    width = max(1, int(mask.sum(dim=-1).max()))
+    order = mask.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)[..., :width]
+    return order, mask.gather(-1, order)
 
 
 class DrawnCollator(Collator):

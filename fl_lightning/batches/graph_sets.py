@@ -128,9 +128,7 @@ class GraphSetBatch(GraphBatch, DrawnBatch):
             return
         for order_B in torch.split(torch.arange(num_graphs, device=self.key.device), PART_GRAPHS):
             order = order_B.expand(*self.key.shape, -1).contiguous()
-            part = self._pick(self.key, order, self.example_mask.gather(-1, order))
-            roles = ("train_mask", "val_mask", "test_mask")
-            yield part.replace({name: getattr(self, name).gather(-1, order) for name in roles})
+            yield self._with_roles(order, self.example_mask.gather(-1, order))
 
     def _pick(self, key: Tensor, order: Tensor, drawn_mask: Tensor) -> "GraphSetBatch":
         """The graphs with the given indices, (C, B), some of which may be padding, and only their nodes."""

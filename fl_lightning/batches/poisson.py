@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from fl_lightning.batches.draws import in_order
 from fl_lightning.batches.examples import ExampleBatch
 
 
@@ -55,7 +56,7 @@ def poisson_draws(batch: ExampleBatch, keys: Tensor, numbers: Uniform) -> Iterat
     fields: dict[str, Any] = {name: getattr(batch, name) for name in batch.__dataclass_fields__}
     for key in keys:
         drawn = batch.train_mask & (numbers.uniform(key, batch.train_mask.shape[-1]) < rate[..., None])
-        picked = batch._pick_all(key, drawn)
+        picked = batch._pick(key, *in_order(drawn))
         real = picked.example_mask.clone()
         real[..., 0] = True  # a stack's clients are selected by their real examples, so there must be one
         whole = fields | picked.tensors() | {"example_mask": real, "expected": expected}

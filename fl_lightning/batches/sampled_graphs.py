@@ -5,7 +5,7 @@ Shape legend: C clients, N nodes and E edges of a client (padded), U training no
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
@@ -45,6 +45,10 @@ class SampledGraphBatch(GraphBatch, DrawnBatch):
     def masks(self) -> dict[str, Tensor]:
         """Also that of the clusters."""
         return super().masks() if self.unit_mask is None else {**super().masks(), "units": self.unit_mask}
+
+    def without_training_examples(self) -> Self:
+        """Everything: outputs of a graph's nodes are computed together."""
+        return self
 
     def _pick(self, key: Tensor, order: Tensor, drawn_mask: Tensor) -> GraphBatch:  # type: ignore[override]
         """The parts that are drawn with the given training nodes or clusters, (C, B), some of which may be padding."""

@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -212,6 +213,8 @@ class Executor(Counted, ABC):
     ) -> dict[str, StageResult]:
         """Score models of each of the given clients that belong to this process.
 
+        Only the main model (prefix ``""``) is scored on training examples wherever these are.
+
         Args:
             evaluations: The models, by the prefix of their metrics.
             clients: The clients.
@@ -233,10 +236,12 @@ class Executor(Counted, ABC):
             done.append((way, wanted, self._score(way, members, round_idx, collator or self.collator.evaluation)))
             return done[-1][2]
 
-        return {
-            kind: join([scored(way, members) for way, members in each.ways(clients, self.active)])
-            for kind, each in evaluations.items()
-        }
+        def scores(kind: str) -> StageResult:
+            ways = evaluations[kind].ways(clients, self.active)
+            return join([scored(replace(way, training_examples=not kind), members) for way, members in ways])
+
+        results = {kind: scores(kind) for kind in sorted(evaluations)}  # the main model first
+        return {kind: results[kind] for kind in evaluations}
 
     @abstractmethod
     def _score(

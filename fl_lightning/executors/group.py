@@ -18,6 +18,7 @@ from fl_lightning.executors.in_process import without_padding
 from fl_lightning.executors.private import gradient_of_client, noise_of_step, private_draws
 from fl_lightning.executors.stack import StackSlice, where_clients
 from fl_lightning.executors.together import Together
+from fl_lightning.kernels.per_client import over_clients
 from fl_lightning.models.batch_norm import statistics_of
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
@@ -135,12 +136,12 @@ class GroupTraining:
             return loss if penalty is None else loss + penalty(parameters, context)
 
         if not (self.takes_stacks and (objective is None or takes_stacks(objective))):
-            mapped: Tensor = torch.vmap(one)(dict(parameters), batch.tensors(), knowledge)
+            mapped: Tensor = over_clients(one)(dict(parameters), batch.tensors(), knowledge)
             return mapped
         loss_C = values(parameters, batch, context_of(knowledge, step, is_stack=True))
         if penalty is None:
             return loss_C
-        return loss_C + torch.vmap(lambda p, k: penalty(p, context_of(k, step)))(dict(parameters), knowledge)
+        return loss_C + over_clients(lambda p, k: penalty(p, context_of(k, step)))(dict(parameters), knowledge)
 
     def _gradients(
         self, leaves: Mapping[str, Tensor], trained: Sequence[str], batch: Batch, step: int, autocast: Autocast
@@ -248,7 +249,7 @@ class GroupTraining:
         def one(p: Parameters, k: Knowledge) -> dict[str, dict[str, Tensor]]:
             return function(p, context_of(k, step, is_stack=on_stack)).values()
 
-        self._change((one if on_stack else torch.vmap(one))(parameters, self.knowledge), step)
+        self._change((one if on_stack else over_clients(one))(parameters, self.knowledge), step)
 
     def _on_stack(self, function: object) -> bool:
         """Whether a function is called on the whole group without ``vmap``."""
@@ -276,7 +277,7 @@ class GroupTraining:
                 }
 
             with autocast():
-                mapped = one if on_stack else torch.vmap(one)
+                mapped = one if on_stack else over_clients(one)
                 result: dict[tuple[str, str], Tensor] = mapped(p, g, batch.tensors(), knowledge)
             return result
 
@@ -296,9 +297,12 @@ class GroupTraining:
     def _constrain(self, step: int) -> None:
         """Apply the client's constraint, for the clients that took the step."""
         client, part = self.client, self.part
+
+        def one(p: Parameters, k: Knowledge) -> dict[str, Tensor]:
+            return dict(client.constrain(p, context_of(k, step)))
+
         if type(client).constrain is not ClientModule.constrain:
-            mapped = torch.vmap(lambda p, k: dict(client.constrain(p, context_of(k, step))))
-            part.put(mapped(dict(part.parameters), self.knowledge), part.steps(step))
+            part.put(over_clients(one)(dict(part.parameters), self.knowledge), part.steps(step))
 
     def _change(self, changed: Mapping[str, Mapping[str, Tensor]], step: int) -> None:
         """Change parameters, anchors or client state of the clients that take a step, (C, ...)."""
@@ -363,7 +367,7 @@ class GroupTraining:
             with autocast():
                 result = one(*given, on_stack=True)
                 if not all(map(self._on_stack, functions.values())):
-                    result |= torch.vmap(one)(*given)
+                    result |= over_clients(one)(*given)
             return result
 
         def some(rows: Sequence[int]) -> dict[str, Tensor]:

@@ -24,7 +24,7 @@ from fl_lightning.models.plain import parameters_as_stored
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.payload import Payload, pad_examples
 from fl_lightning.round.privacy import epsilon_spent, spend
-from fl_lightning.round.stage import Persistence, Phase, Stage, StateSpec
+from fl_lightning.round.stage import Evaluation, Persistence, Phase, Stage, StateSpec
 
 
 class InProcessExecutor(Executor):
@@ -114,6 +114,12 @@ class InProcessExecutor(Executor):
         if members not in self._scored_batches:
             self._scored_batches[members] = collator(members)
         return self._scored_batches[members]
+
+    def _examples_of(self, evaluation: Evaluation, batch: Batch) -> Batch:
+        """What an evaluation scores of a batch; if examples have states of their own, these keep their places."""
+        if evaluation.training_examples or self._ragged_state_specs():
+            return batch
+        return batch.without_training_examples()
 
     def _arrange(self) -> None:
         """Decide which clients are run together."""

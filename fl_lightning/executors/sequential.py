@@ -259,7 +259,8 @@ class SequentialExecutor(SequentialClients):
                 with within(self.time_limit):
                     module = self.evaluated(evaluation, client, round_idx)
                     batch = self._batch(client) if collator is None else single(self._scored_batch([client], collator))
-                    scores = self.sum_scores(batch, functools.partial(self._table, module, evaluation))
+                    examples = self._examples_of(evaluation, batch)
+                    scores = self.sum_scores(examples, functools.partial(self._table, module, evaluation))
                 result[client] = Payload(clients=(client,), extras={name: pair[None] for name, pair in scores.items()})
             except Exception as error:  # as in training
                 failures[client] = failure_of(error)

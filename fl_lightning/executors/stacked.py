@@ -27,6 +27,7 @@ from fl_lightning.executors.stacked_clients import StackedClients
 from fl_lightning.executors.stage_request import StageRequest, StageResult
 from fl_lightning.executors.storage import in_memory, on_disk
 from fl_lightning.executors.time_limit import within
+from fl_lightning.kernels.per_client import over_clients
 from fl_lightning.models.batch_norm import statistics_of
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.payload import Payload, concatenate, finite_rows
@@ -337,13 +338,15 @@ class StackedExecutor(StackedClients):
         parameters, knowledge = self._evaluated(evaluation, members, round_idx)
         rule = evaluation.output
 
+        def one(part: Batch, p: Any, t: Any, k: Any) -> dict[str, Tensor]:
+            return self.client.score_table(p, part.replace(t), context_of(k), rule)
+
         def score(part: Batch) -> dict[str, Tensor]:
             if self.takes_stacks and (rule is None or takes_stacks(rule)):
                 return self.client.score_table(parameters, part, context_of(knowledge, is_stack=True), rule)
-            table = torch.vmap(lambda p, t, k: self.client.score_table(p, part.replace(t), context_of(k), rule))
-            return table(parameters, part.tensors(), knowledge)
+            return over_clients(functools.partial(one, part))(parameters, part.tensors(), knowledge)
 
-        return Payload(clients=members, extras=self.sum_scores(batch, score))
+        return Payload(clients=members, extras=self.sum_scores(self._examples_of(evaluation, batch), score))
 
     def _predict(self, evaluation: Evaluation, clients: Sequence[int], round_idx: int) -> dict[int, Tensor]:
         """Predict the given clients, one group at a time."""
@@ -354,15 +357,13 @@ class StackedExecutor(StackedClients):
             batch = self.grouping.batch(members) if collator is None else self._scored_batch(members, collator)
             parameters, knowledge = self._evaluated(evaluation, members, round_idx)
 
-            def predict(p: Any, t: Any, k: Any, batch: Batch = batch) -> Tensor:
-                one = batch.replace(t)
-                return self.client.predictions(self.client.ruled_output(rule, p, one, context_of(k)))
+            def predict(part: Batch, p: Any, t: Any, k: Any) -> Tensor:
+                return self.client.predictions(self.client.ruled_output(rule, p, part.replace(t), context_of(k)))
 
             with torch.no_grad(), self.fabric.autocast():
-                parts = [torch.vmap(predict)(parameters, part.tensors(), knowledge) for part in batch.parts()]
-                result = torch.cat(parts, dim=1)
-            for row, client in enumerate(members):
-                predictions[client] = result[row, : self.original_size(client)].float()
+                given = [(functools.partial(predict, part), part.tensors()) for part in batch.parts()]
+                result = torch.cat([over_clients(one)(parameters, t, knowledge) for one, t in given], dim=1)
+            predictions |= {c: result[row, : self.original_size(c)].float() for row, c in enumerate(members)}
         return predictions
 
     def _evaluated(

@@ -1,9 +1,13 @@
-"""A number of each client beside its tensors: for one client a scalar, for a stack of C clients (C,)."""
+"""What one client has or computes, and the same for a stack of C clients: a number, or a function."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
 
 def along(number: Tensor, tensor: Tensor) -> Tensor:
@@ -24,3 +28,21 @@ def norm(tensors: Sequence[Tensor], *, is_stack: bool) -> Tensor:
     norms = [torch.linalg.vector_norm(each.reshape(*each.shape[:dims], -1), dim=-1) for each in tensors]
     total: Tensor = torch.linalg.vector_norm(torch.stack(norms), dim=0)
     return total
+
+
+def over_clients(function: AnyFunction) -> AnyFunction:
+    """A function of one client's tensors as one of a stack's, which have a leading C: ``torch.vmap``.
+
+    A stack of one client is computed without it, in half of the time where tensors are small.
+
+    Example:
+        >>> over_clients(torch.dot)(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]]))
+        tensor([11.])
+    """
+
+    def mapped(*stacks: Any) -> Any:
+        if len(tree_leaves(stacks)[0]) > 1:
+            return torch.vmap(function)(*stacks)
+        return tree_map(lambda tensor: tensor.unsqueeze(0), function(*tree_map(lambda each: each.squeeze(0), stacks)))
+
+    return cast("AnyFunction", mapped)

@@ -198,6 +198,8 @@ class Evaluation:
         prefer_trained: Score clients that have taken part in the round with the parameters that they trained; the
             payload is for the others.
         others: Clients that are evaluated in another way.
+        training_examples: Whether training examples are scored too. Otherwise they are left out, unless that saves
+            nothing: outputs of a graph's nodes are computed together.
     """
 
     payload: Payload | None = None
@@ -205,6 +207,7 @@ class Evaluation:
     output: OutputRule | None = None
     prefer_trained: bool = False
     others: "Mapping[int, Evaluation]" = field(default_factory=dict)
+    training_examples: bool = True
 
     def ways(self, clients: Sequence[int], active: Collection[int] = ()) -> "list[tuple[Evaluation, list[int]]]":
         """The ways in which clients are evaluated, each with its clients.

@@ -1,7 +1,10 @@
 """The evaluations of a run, as defined by its strategy."""
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from fl_lightning.batches.union import UnionCollator
 from fl_lightning.round.inspection import check_models
@@ -54,8 +57,9 @@ class Evaluator:
         metrics: dict[str, float] = {}
         for kind, result in results.items():
             scores = run.scores[prefix + kind] = gather(run.fabric, result.upload)
-            values = summarize(scores, prefix + kind, run.selection.directions)
-            metrics |= values | summarize_sums(result.sums, prefix + kind)
+            shown = dataclasses.replace(scores, extras=_scored(scores.extras)) if kind else scores
+            values = summarize(shown, prefix + kind, run.selection.directions)
+            metrics |= values | summarize_sums(_scored(result.sums) if kind else result.sums, prefix + kind)
             failures = gather_by_client(run.fabric, result.failures)
             self.failures.report(failures, f"in the evaluation {prefix + kind!r}", len(clients))
         self.hooks.call("on_evaluate", metrics, prefix)
@@ -76,6 +80,11 @@ class Evaluator:
         if monitor not in metrics:
             known = [name for name in metrics if "val/" in name and f"{name}_std" in metrics]
             raise WrongSetting(f"trainer.monitor is {monitor!r}, but there are {', '.join(sorted(known))}")
+
+
+def _scored(scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Scores without those of training examples that an evaluation has left out: the second number counts them."""
+    return {name: pair for name, pair in scores.items() if not name.startswith("train/") or pair[..., 1].any()}
 
 
 def epsilons(run: Run) -> dict[str, float]:

@@ -15,6 +15,7 @@ from fl_lightning.callbacks import RunReport
 from fl_lightning.data import DirichletPartitioner, Examples, InMemorySource, ManyGraphs, RandomPartitioner
 from fl_lightning.models import GCN, MLP, GRUForecaster, PooledGCN
 from fl_lightning.report.record import RunRecord
+from fl_lightning.round.stage import Evaluation
 from fl_lightning.strategies import APFL, SCAFFOLD, Ditto, FedAvg, FedGTA, FedProto, FedPub, FedSheafHN, Kin
 from fl_lightning.tasks import (
     ExampleClassification,
@@ -94,7 +95,9 @@ def test_several_labels_of_rows(make_trainer, assert_same, monkeypatch) -> None:
 
 @pytest.mark.parametrize("batch_size", [None, 4])
 @pytest.mark.parametrize("strategy", [FedAvg, Ditto, SCAFFOLD, FedSheafHN, FedProto], ids=lambda kind: kind.__name__)
-def test_whole_graphs(strategy, batch_size, make_trainer, assert_same) -> None:
+def test_whole_graphs(strategy, batch_size, make_trainer, assert_same, monkeypatch) -> None:
+    if batch_size is not None:
+        monkeypatch.setattr("fl_lightning.batches.graph_sets.PART_GRAPHS", 5)  # scored and predicted in parts
     data = graph_data(batch_size=batch_size)
     assert data.task == GraphClassification()
     settings = {"num_neighbors": 2, "hidden_channels": 8} if strategy is FedSheafHN else {}
@@ -102,6 +105,25 @@ def test_whole_graphs(strategy, batch_size, make_trainer, assert_same) -> None:
     trainer, _ = agree(data, make, lambda: strategy(**settings), make_trainer, assert_same, num_rounds=3)
     course = [row["train/loss"] for row in trainer.run.history]
     assert course[-1] < course[0] or strategy is FedProto  # which is pulled elsewhere, too
+
+
+@pytest.mark.parametrize("executor", [SequentialExecutor, StackedExecutor])
+@pytest.mark.parametrize("kind", ["graphs", "rows", "nodes"])
+def test_only_the_main_model_is_scored_on_training_examples(kind, executor, make_trainer, tmp_path) -> None:
+    """Unless that costs nothing, as for the nodes of a graph."""
+    data = {"graphs": graph_data, "nodes": lambda: node_data("labels", tmp_path)}.get(kind, FederatedDataModule)
+    data = data(LabeledRows()) if kind == "rows" else data()
+    trainer = make_trainer(executor=executor(), num_rounds=1)
+    trainer.fit(client({"graphs": PooledGCN, "rows": MLP}.get(kind, GCN)), data, FedAvg(num_epochs=1))
+    row = trainer.run.history[-1]
+    assert {"train/acc", "val/acc", "test/acc", "trained/val/acc", "trained/test/acc"} <= set(row)
+    assert ("trained/train/acc" in row) == ("trained/train/acc_weighted" in row) == (kind == "nodes")
+    scored = {"": Evaluation()}, {"other/": Evaluation()}
+    main, other = (next(iter(trainer.run.executor.evaluate(each, [0, 1], 0).values())).upload.extras for each in scored)
+    assert main.keys() == other.keys()
+    for name, pair in main.items():
+        expected = torch.zeros_like(pair) if name.startswith("train/") and kind != "nodes" else pair
+        assert torch.allclose(other[name], expected), name
 
 
 @pytest.mark.parametrize("kind", ["numbers", "labels"])
