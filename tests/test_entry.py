@@ -1,6 +1,7 @@
 """The entry of the command line: what it responds by itself, and what it hands on."""
 
 import inspect
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -116,3 +117,11 @@ def test_the_other_verbs_are_handed_on(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_torch_is_not_imported_for_an_answer() -> None:
     code = "import sys; from fl_lightning.command_line import main; main(['--help']); assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_the_package_is_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["fl_lightning", "--version"])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_module("fl_lightning", run_name="__main__")
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == f"fl-train {__version__}\n"

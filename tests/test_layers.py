@@ -44,6 +44,7 @@ LAYERS = (
     ("choice",),
     ("completion_command",),
     ("command_line",),  # the entry, which hands each verb on
+    ("__main__",),
 )
 #: The face of the package: it hands names on, when they are asked for, and only the entry asks for its version.
 FACE = "fl_lightning"

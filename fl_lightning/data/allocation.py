@@ -28,6 +28,7 @@ class Asked:
         cache_dir: Folder of derived files.
         seed: Of all draws.
         cross_edges: Keep the edges between clients.
+        splitter_is_given: Whether the splitter was chosen, and is not the default.
     """
 
     partitioner: Partitioner | None
@@ -36,6 +37,7 @@ class Asked:
     cache_dir: Path
     seed: int
     cross_edges: bool = False
+    splitter_is_given: bool = True
 
     def identity(self, source: Mapping[str, Any], **more: Any) -> dict[str, Any]:
         """What the clients of a source depend on, as JSON-ready values."""

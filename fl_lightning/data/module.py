@@ -141,6 +141,7 @@ class FederatedDataModule(LightningDataModule, Counted):
                 raise ValueError(f"data.{name} is {part!r}, which is not a {base.__name__}: give one, or none")
         self.partitioner = partitioner
         self.splitter = splitter or self.source.default_splitter
+        self._splitter_is_given = splitter is not None
         self.heterogeneity = check_heterogeneity(heterogeneity)
         self.relation_graph = relation_graph
         self.cross_edges = cross_edges
@@ -182,6 +183,7 @@ class FederatedDataModule(LightningDataModule, Counted):
             cache_dir=self.cache_dir,
             seed=self.seed,
             cross_edges=self.cross_edges,
+            splitter_is_given=self._splitter_is_given,
         )
 
     def prepare_data(self) -> None:

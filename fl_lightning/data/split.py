@@ -27,6 +27,10 @@ class Role(IntEnum):
     TEST = 3
 
 
+#: What graphs call their public split.
+MASKS = ("train_mask", "val_mask", "test_mask")
+
+
 class Splitter(Counted, ABC):
     """Gives roles to the nodes or examples of every client."""
 
@@ -300,12 +304,12 @@ class GivenSplit(Splitter):
 
     def assign(self, data: Data, clients: list[Tensor], seed: int) -> list[Tensor]:  # noqa: D102
         role_N = torch.zeros(data.num_nodes, dtype=torch.int8)
-        for role in (Role.TRAIN, Role.VAL, Role.TEST):
-            name = f"{role.name.lower()}_mask"
+        for role, name in zip((Role.TRAIN, Role.VAL, Role.TEST), MASKS, strict=True):
             mask_N = data.get(name)
             if mask_N is None:
                 raise ValueError(
-                    f"GivenSplit needs the graph's {name}, which it lacks; use GlobalSplit or ClientSplit."
+                    f"GivenSplit needs the graph's {name}, which it lacks (a value for each node); use GlobalSplit or "
+                    "ClientSplit."
                 )
             if mask_N.dim() == 2:
                 if not 0 <= self.column < mask_N.shape[1]:

@@ -30,7 +30,7 @@ from fl_lightning.data.preparation import (
 from fl_lightning.data.settings import check_is_file, digest_of_file, user_path
 from fl_lightning.data.sources.array_file import reading
 from fl_lightning.data.sources.joined import GRAPH, Part, joined
-from fl_lightning.data.split import ClientSplit, GlobalSplit, Splitter
+from fl_lightning.data.split import MASKS, ClientSplit, GlobalSplit, Splitter
 from fl_lightning.tasks import NodeClassification, NodeRegression
 from fl_lightning.tasks.base import kind_of_target
 
@@ -227,6 +227,12 @@ class GraphSource(Source):
                 f"{self}: largest_component drops {left_out.num_nodes:,} of {len(raw.x):,} nodes, "
                 f"{left_out.num_edges:,} of {raw.edge_index.shape[1]:,} edges and {left_out.num_classes} "
                 "classes; set it to false on the source to keep them.",
+                stacklevel=2,
+            )
+        if not (asked.splitter_is_given or self.benchmark) and all(raw.get(name) is not None for name in MASKS):
+            warnings.warn(
+                f"{self}: the graph's {', '.join(MASKS)} are not used, the split is {type(asked.splitter).__name__}'s; "
+                "set data.splitter to GivenSplit to use them.",
                 stacklevel=2,
             )
         node_names = names_of_nodes(raw, title)

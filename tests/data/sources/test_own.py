@@ -12,6 +12,7 @@ from fl_lightning.data import (
     FederatedDataModule,
     FileSource,
     GivenSplit,
+    GlobalSplit,
     InMemorySource,
     ManyGraphs,
     RandomPartitioner,
@@ -117,3 +118,12 @@ def test_a_data_set_of_pyg_with_one_graph_and_a_dictionary_of_graphs(tmp_path: P
     assert len(module(FakeDataset(1, avg_num_nodes=60, task="node"), tmp_path, RandomPartitioner(2)).clients) == 2
     data = module({"bank": graph(12), "shop": graph(14)}, tmp_path)
     assert [(client.name, client.num_nodes) for client in data.clients] == [("bank", 12), ("shop", 14)]
+
+
+def test_masks_that_the_default_split_does_not_use_are_named(tmp_path: Path) -> None:
+    role = torch.arange(60) % 3
+    masked = graph(60, train_mask=role == 0, val_mask=role == 1, test_mask=role == 2)
+    with pytest.warns(UserWarning, match=r"train_mask, val_mask, test_mask are not used, .* set data.splitter to G"):
+        module(masked, tmp_path, RandomPartitioner(2))
+    for splitter in (GivenSplit(), GlobalSplit()):
+        module(masked, tmp_path, RandomPartitioner(2), splitter)
