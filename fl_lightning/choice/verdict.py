@@ -4,7 +4,7 @@ Validation on seeds that took no part in the search decides: of the methods that
 the standard error of their difference, paired over seeds, the simplest is taken (the one-standard-error rule of Breiman
 et al., "Classification and Regression Trees", 1984). What a test at 95 % cannot tell apart is no tie: with three seeds
 that may be 15 points. What has a lower mean than a method that is out is out, too: its scatter alone does not make it
-as good. Test metrics are the evidence, and decide nothing.
+as good. What fails with a seed with which others do not is out. Test metrics are the evidence, and decide nothing.
 
 Shape legend: S seeds.
 """
@@ -152,9 +152,11 @@ def decide(standings: Sequence[Standing], metric: str, *, less_is_better: bool, 
     Raises:
         ValueError: No finalist but the ceiling has a result.
     """
-    rivals = [each for each in standings if each.method != CEILING and each.val]
-    if not rivals:
+    methods = [each for each in standings if each.method != CEILING]
+    most = max((len(each.val) for each in methods), default=0)
+    if not most:
         raise ValueError("no method has a result")
+    rivals = [each for each in methods if len(each.val) == most]
     words = _Words(metric, less_is_better)
     ranked = sorted(rivals, key=lambda each: -_mean(list(each.val.values())))
     best = ranked[0]
@@ -193,6 +195,12 @@ def decide(standings: Sequence[Standing], metric: str, *, less_is_better: bool, 
         else:
             sentence = f"{chosen.method}: the simplest of those that tie"
     notes = list(_notes(chosen, against, best, test, words, num_rounds))
+    notes += [
+        f"{each.method} is out: {len(each.errors)} of its {_counted(len(each.val) + len(each.errors))} failed, first "
+        f"with {each.errors[0]}."
+        for each in methods
+        if len(each.val) < most and each.errors
+    ]
     return Verdict(
         method=chosen.method, against=against.method if against else "", test=test, sentence=sentence, notes=notes
     )

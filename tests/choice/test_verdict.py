@@ -1,5 +1,6 @@
 """Which finalist is taken, and in which words."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -146,3 +147,10 @@ def test_a_choice_that_chance_may_have_made_is_said_to_be_one() -> None:
         "SCAFFOLD is likelier to be better, no more: neither on validation nor on test examples does the interval "
         "leave out zero."
     ]
+
+
+def test_a_method_that_failed_with_seeds_of_the_others_is_out() -> None:
+    lucky = dataclasses.replace(standing("Ditto", []), val={2: 0.9}, test={2: 0.9}, errors=("diverged", "diverged"))
+    result = verdict(LOCAL, FEDAVG, lucky)
+    assert result.method == "FedAvg"
+    assert result.notes == ["Ditto is out: 2 of its three seeds failed, first with diverged."]
