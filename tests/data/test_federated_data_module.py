@@ -397,3 +397,13 @@ def test_classes_are_called_as_the_graph_or_the_source_says(tmp_path: Path) -> N
         wrong.setup()
     assert PlanetoidSource("Cora").class_names[0] == "theory"
     assert PlanetoidSource("PubMed").class_names is None
+
+
+def test_features_of_a_graph_in_memory_are_part_of_the_hash(tmp_path: Path, planted: Data):
+    other = planted.clone()
+    other.x = other.x.flip(0)
+    modules = [module(tmp_path, source=graph) for graph in (planted, other, planted.clone())]
+    for data in modules:
+        data.setup()
+    first, second, same = (data.partition_hash for data in modules)
+    assert first == same != second

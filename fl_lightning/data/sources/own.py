@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from torch_geometric.data import Data, Dataset, HeteroData
 
+from fl_lightning.data.partition.record import hash_features
 from fl_lightning.data.preparation import Preparation
 from fl_lightning.data.sources.base import FileSource, GraphSource, Source
 from fl_lightning.data.sources.graph_sets import GraphSetSource
@@ -48,8 +50,10 @@ class InMemorySource(GraphSource):
         return self.graph
 
     def identity(self) -> dict[str, Any]:
-        """The graph itself is part of a partition's key."""
-        return {"source": type(self).__name__}
+        """The features; everything else on the graph is part of a partition's hash anyway."""
+        x_NF = self.graph.get("x")
+        features = hash_features(x_NF.to_dense().float().cpu()) if isinstance(x_NF, Tensor) else None
+        return {"source": type(self).__name__, "features": features}
 
 
 class ManyGraphs(GraphSource):
