@@ -325,9 +325,9 @@ class SimilarityLogger(Callback):
             self._write(trainer, matrices, lines)
 
     def _due(self, trainer: Trainer) -> bool:
-        chosen = {round_idx % trainer.num_rounds for round_idx in self.rounds if abs(round_idx) <= trainer.num_rounds}
-        every = self.every_n_rounds
-        return trainer.run.round_idx in chosen or (every is not None and (trainer.run.round_idx + 1) % every == 0)
+        now, every = trainer.run.round_idx, self.every_n_rounds
+        is_chosen = now in self.rounds or now - trainer.num_rounds in self.rounds
+        return is_chosen or (every is not None and (now + 1) % every == 0)
 
     def _ask(self, trainer: Trainer, client_outputs: Mapping[str, ClientOutput]) -> dict[str, Tensor]:
         """Cosines of the outputs of every client, without training it or sending it anything."""

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -217,3 +219,12 @@ def test_groups_of_the_partition_are_the_communities(federation, make_model, mak
 
     assert 0 <= trainer.run.history[-1]["similarity/embedding_neighbors"] <= 1
     assert "similarity/mixing_neighbors" in trainer.run.history[-1]
+
+
+def test_rounds_beyond_the_last_are_no_others() -> None:
+    def due(*rounds: int) -> list[int]:
+        logger = SimilarityLogger(rounds=rounds)
+        trainers = [SimpleNamespace(num_rounds=4, run=SimpleNamespace(round_idx=index)) for index in range(4)]
+        return [trainer.run.round_idx for trainer in trainers if logger._due(trainer)]
+
+    assert (due(0, 3), due(-1, -4), due(4, 7, -5)) == ([0, 3], [0, 3], [])
