@@ -36,19 +36,13 @@ class EarlyStopping(Callback):
         self.mode = mode
         self.patience = patience
         self.min_delta = min_delta
-        self.was_loaded = False
-        self._forget()
 
     def given(self) -> dict[str, Any]:
         """Settings that are stored under other names."""
         return {"monitor": self.setting}
 
-    def _forget(self) -> None:
-        self.best: float | None = None
-        self.num_without_improvement = 0
-
     def on_fit_start(self, trainer: Trainer) -> None:
-        """Reset; or, if resumed from a run that was stopped here, stop again.
+        """Count anew, over the rounds of a run that is resumed, too: one that was stopped here is stopped again.
 
         Raises:
             WrongSetting: It is unknown whether more or less of the metric is better.
@@ -61,11 +55,13 @@ class EarlyStopping(Callback):
                 f"(known: {', '.join(trainer.run.selection.directions)}): set EarlyStopping.mode to max or min"
             )
         self.sign = 1.0 if mode == "max" else -1.0
-        if trainer.run.round_idx == 0 or not self.was_loaded:
-            self._forget()
-            for row in trainer.run.history:  # of a run that began without this callback
-                self._compare(row)
-        self.was_loaded = False
+        self.best: float | None = None
+        self.num_without_improvement = 0
+        #: Whether a resumed run went on for longer than this callback would have let it.
+        self.is_overdue = False
+        for row in trainer.run.history:
+            self.is_overdue |= self._is_due
+            self._compare(row)
         self._stop_if_due(trainer)
 
     def on_round_end(self, trainer: Trainer, metrics: dict[str, float]) -> None:
@@ -89,16 +85,10 @@ class EarlyStopping(Callback):
         else:
             self.num_without_improvement += 1
 
+    @property
+    def _is_due(self) -> bool:
+        return self.num_without_improvement >= self.patience
+
     def _stop_if_due(self, trainer: Trainer) -> None:
-        if self.num_without_improvement >= self.patience:
+        if self._is_due:
             trainer.run.should_stop = True
-
-    def state_dict(self) -> dict[str, Any]:
-        """The best value and how long ago it was."""
-        return {"best": self.best, "num_without_improvement": self.num_without_improvement}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        self.best = state["best"]
-        self.num_without_improvement = state["num_without_improvement"]
-        self.was_loaded = True

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from fl_lightning.run.version import version_of
 from fl_lightning.study.definition import Study
 from fl_lightning.study.edge import Point
-from fl_lightning.study.schema import Settings, Until, read_yaml
+from fl_lightning.study.schema import Settings, Until, WrongStudy, read_yaml
 
 _LENGTH = "trainer.num_rounds"
 
@@ -75,6 +75,9 @@ def make_run(
         point: The setting.
         purpose: What the run is for.
         num_rounds: Its length, in place of the study's and of ``until``; None for what the study says.
+
+    Raises:
+        WrongStudy: Callbacks are given in a way that ``until`` cannot add its own to.
     """
     label, chosen = point
     method_settings, theirs = study.methods[method], study.cases[case]
@@ -130,6 +133,10 @@ def _content(config: Path) -> dict[str, Any]:
 
 def _until(contents: list[dict[str, Any]], settings: Settings, until: Until) -> Settings:
     """The number of rounds, and an ``EarlyStopping`` after the other callbacks; its patience counts evaluations."""
+    given = [*settings, *(f"trainer.{name}" for content in contents for name in content.get("trainer") or {})]
+    for name in given:
+        if name == "trainer" or (name.startswith("trainer.callbacks") and name != "trainer.callbacks"):
+            raise WrongStudy(f"{name} beside until: give all callbacks as one list, in the setting trainer.callbacks")
     callbacks = _trainer_setting(contents, settings, "callbacks") or []
     every = int(_trainer_setting(contents, settings, "evaluate_every") or 1)
     stop = {
@@ -184,7 +191,7 @@ def _data_settings(contents: list[dict[str, Any]], settings: Settings) -> dict[s
     for content in contents:
         result |= dict(_leaves("data", content.get("data") or {}))
     for name, value in settings.items():
-        if name.startswith("data."):
+        if name.partition(".")[0] == "data":
             result |= dict(_leaves(name, value))
     return result
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from fl_lightning.callbacks import CommunicationLedger
+from fl_lightning.callbacks import CommunicationLedger, EarlyStopping
 from fl_lightning.callbacks.attacks.forgery import malicious_clients
 from fl_lightning.cli import FederatedCLI
 from fl_lightning.round.metrics import client_values
@@ -38,7 +38,7 @@ _MOST_WARNINGS = 5
 
 
 class _States(Callback):
-    """Writes the run's state after the last round, and from time to time before.
+    """Writes the run's state after the last round, and from time to time before; with it what the run has taken.
 
     Args:
         last: File for the last state, if that is wanted.
@@ -49,6 +49,29 @@ class _States(Callback):
     def __init__(self, last: Path | None = None, partial: Path | None = None, every_seconds: float = 60.0) -> None:
         self.last, self.partial, self.every_seconds = last, partial, every_seconds
         self._written = time.monotonic()
+        self._cpu_before, self._cpu_start = 0.0, time.process_time()
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Processor time of the run, in all processes that trained a part of it."""
+        return self._cpu_before + time.process_time() - self._cpu_start
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the run has taken so far."""
+        return {"cpu_seconds": self.cpu_seconds}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        self._cpu_before = state.get("cpu_seconds", 0.0)  # which older states do not tell
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        """Refuse a state from which the run would come to what it does not come to by itself.
+
+        Raises:
+            ValueError: It is of a run that went on where this one would have ended.
+        """
+        if any(isinstance(each, EarlyStopping) and each.is_overdue for each in trainer.callbacks):
+            raise ValueError("the state is of a run that went on where the patience of this one was at its end")
 
     def on_checkpoint_point(self, trainer: Trainer) -> None:
         """Write the state, if it is time."""
@@ -153,9 +176,9 @@ def train(
         ``error`` (empty if there was none), and where it finished the best round's metrics (``result``), those of
         other models at the round of their own choice (``kinds``: validation and test), each client's (``clients``),
         its ``marks``, when it was ``near`` its best validation, ``rounds``, bytes, seconds, what was warned about, and
-        after which round it was ``resumed``.
+        after which round it was ``resumed``; ``seconds`` are those since then, ``cpu_seconds`` those of the whole run.
     """
-    start, cpu = time.perf_counter(), time.process_time()
+    start = time.perf_counter()
     scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=scratch) as root, _quiet() as heard:
         given = [*arguments, f"--trainer.default_root_dir={root}"]
@@ -166,7 +189,7 @@ def train(
             if not result["error"] or result.get("interrupted"):
                 break
     messages = list(dict.fromkeys(heard.warnings))[:_MOST_WARNINGS]
-    spent = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu}
+    spent = {"seconds": time.perf_counter() - start, "cpu_seconds": states.cpu_seconds}
     spent = {name: round(value, 3) for name, value in spent.items()}
     return {**result, "warnings": messages, **spent}
 

@@ -13,7 +13,7 @@ from fl_lightning.study import runs
 from fl_lightning.study.definition import Study, WrongStudy
 from fl_lightning.study.runs import StudyRun, make_run
 from fl_lightning.study.store import Store
-from fl_lightning.study.worker import train
+from fl_lightning.study.worker import _States, train
 
 QUIET = ("--trainer.logger=false",)
 NOTHING = ("", {})
@@ -137,3 +137,34 @@ def test_the_command_of_a_run_says_when_it_ends(make_study: Callable[..., Study]
     run = run_of(make_study(tuning=None, until={"patience": 5, "at_most": 9}))
     (listed,) = (each for each in shlex.split(shlex.join(run.arguments)) if each.startswith("--trainer.callbacks="))
     assert listed.endswith('"init_args": {"patience": 5}}]')
+
+
+@pytest.mark.parametrize(
+    ("where", "value"), [("trainer.callbacks+", "LabelSimilarity"), ("trainer", {"callbacks": ["LabelSimilarity"]})]
+)
+def test_callbacks_that_until_would_replace_are_refused(
+    make_study: Callable[..., Study], where: str, value: Any
+) -> None:
+    study = make_study(tuning=None, settings={where: value}, until={"patience": 5, "at_most": 9})
+    with pytest.raises(WrongStudy, match=r"beside until: give all callbacks as one list, in .* trainer\.callbacks$"):
+        run_of(study)
+
+
+@pytest.mark.full
+def test_a_state_past_the_end_of_a_run_is_not_used(make_study: Callable[..., Study], tmp_path: Path) -> None:
+    study = make_study(tuning=None, states_gb=1.0, until={"patience": 1, "at_most": 12})
+    state = Store(study.results).state(run_of(study))
+    whole = train((*run_of(study).arguments, *QUIET), tmp_path, ["val/acc"])
+    assert whole["num_rounds"] < 10
+    train((*run_of(study, 10).arguments, *QUIET), tmp_path, state=state)
+    resumed = train((*run_of(study).arguments, *QUIET), tmp_path, ["val/acc"], state=state)
+    assert (resumed["resumed"], resumed["rounds"], resumed["result"]) == (0, whole["rounds"], whole["result"])
+
+
+def test_processor_time_is_that_of_all_parts_of_a_run() -> None:
+    first, second = _States(), _States()
+    first.load_state_dict({"cpu_seconds": 1e4})
+    second.load_state_dict(first.state_dict())
+    assert second.cpu_seconds > 1e4
+    second.load_state_dict({})
+    assert second.cpu_seconds < 1e4
