@@ -304,13 +304,20 @@ def _report_damaged(study: Study, store: Store) -> None:
         )
 
 
+def _check_results(study: Study, table: pd.DataFrame) -> None:
+    """Refuse a table without any result."""
+    if not len(table):
+        fail(f"{study.results} has no reported runs yet: fl-train study run {study.path}")
+    if "test" not in table:
+        fail(f"all reported runs in {study.results} have failed so far: fl-train study status {study.path} says why")
+
+
 def _report(study: Study, options: argparse.Namespace) -> int:
     require("study", "fl-train study report")
     from fl_lightning.study.report import write_report
 
     table = _write(study)
-    if not len(table):
-        fail(f"{study.results} has no reported runs yet: fl-train study run {study.path}")
+    _check_results(study, table)
     _say(str(write_report(Progress(study, Store(study.results)), table)))
     return 0
 
@@ -318,8 +325,7 @@ def _report(study: Study, options: argparse.Namespace) -> int:
 def _table(study: Study, options: argparse.Namespace) -> int:
     progress = Progress(study, Store(study.results))
     table = tidy(progress)
-    if not len(table):
-        fail(f"{study.results} has no reported runs yet: fl-train study run {study.path}")
+    _check_results(study, table)
     if options.metric not in table:
         fail(f"--metric {options.metric!r} is not a column of the results: there are {', '.join(table.columns)}")
     shown, lacking = what_was_run(leaderboard(progress, table, options.metric))

@@ -20,7 +20,7 @@ def distances(table: pd.DataFrame, first: str) -> str:
         first: The method whose time the others are compared with.
     """
     behind, times = {}, {}
-    for case, rows in table.groupby("case", sort=False):
+    for case, rows in table[table["test"].notna()].groupby("case", sort=False):
         if counts_errors(rows):
             continue
         means = by_seed(table, str(case), "test").mean()

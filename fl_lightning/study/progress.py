@@ -174,8 +174,9 @@ class Progress:
     def ceilings(self) -> list[str]:
         """Methods that train on all clients' data together; they are no competitors of the others."""
         methods = self.study.methods
-        runs = {name: self.report(name, case) for name in methods for case in self.study.cases_of(name)[:1]}
-        return [name for name, reported in runs.items() if reported and reported[0].strategy == "Pooled"]
+        firsts = {name: self.study.cases_of(name)[0] for name in methods}
+        runs = {name: self.reported(name, case, self.first_label(name, case)) for name, case in firsts.items()}
+        return [name for name, reported in runs.items() if reported[0].strategy == "Pooled"]
 
     def groups(self, methods: Collection[str], cases: Collection[str]) -> Iterator[tuple[str, str]]:
         """Method and case, in the order of work: by tier, then by case, so that a part is already a table."""

@@ -10,7 +10,7 @@ from fl_lightning.study.pool import Pool
 from fl_lightning.study.record import kept_rounds, make_record, task_arguments
 from fl_lightning.study.runner import Runner
 from fl_lightning.study.runs import StudyRun
-from fl_lightning.study.schema import Wandb
+from fl_lightning.study.schema import Wandb, WrongStudy
 from fl_lightning.study.store import Record, Store
 from fl_lightning.yaml_input import dump_yaml
 
@@ -35,6 +35,9 @@ def train_run(study: Study, store: Store, key: str, scratch: Path) -> Record | N
 
     Returns:
         Its record; None if no run that can be trained has the key.
+
+    Raises:
+        WrongStudy: A signal ended it; nothing is stored, and it is still to do.
     """
     from fl_lightning.study.worker import train
 
@@ -42,7 +45,11 @@ def train_run(study: Study, store: Store, key: str, scratch: Path) -> Record | N
     if run is None:
         return None
     store.keep_sources(digest_of_sources(), sources())
-    result = train(task_arguments(study, run, study.wandb or Wandb()), scratch, study.history)
+    folder = store.files({"method": run.method, "case": run.case, "seed": run.seed})
+    keep = study.keep if run.purpose == "report" else ()
+    result = train(task_arguments(study, run, study.wandb or Wandb()), scratch, study.history, keep, folder)
+    if result.get("interrupted"):
+        raise WrongStudy(f"{run.title}: {result['error']}; nothing was recorded, so that it is still to do")
     record = make_record(run, result)
     store.add(record, kept_rounds(study, run, result))
     return record
@@ -68,10 +75,12 @@ def _cheapest(runner: Runner) -> list[StudyRun]:
     result: dict[str, tuple[float, StudyRun]] = {}
     for method, case in runner.groups:
         for run in runner.progress.report(method, case):
-            if runner.progress.state(run) in ("done", "stale"):
-                seconds: float = runner.progress.records[run.key]["seconds"]
-                if method not in result or seconds < result[method][0]:
-                    result[method] = seconds, run
+            record = runner.progress.records.get(run.key)
+            if record is None or record["error"]:
+                continue
+            seconds: float = record["seconds"]
+            if method not in result or seconds < result[method][0]:
+                result[method] = seconds, run
     return [run for _, run in result.values()]
 
 

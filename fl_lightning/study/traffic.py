@@ -44,8 +44,8 @@ def _table(progress: Progress, case: str, history: Mapping[str, Rounds], sizes: 
     result: dict[str, list[tuple[Record, Rounds]]] = {}
     for method in study.methods:
         study_runs = progress.report(method, case) if case in study.cases_of(method) else []
-        done = [run.key for run in study_runs if progress.state(run) in ("done", "stale")]
-        result[method] = [(progress.records[key], history[key]) for key in done if key in history]
+        found = [(progress.records[run.key], history.get(run.key)) for run in study_runs if run.key in progress.records]
+        result[method] = [(record, rounds) for record, rounds in found if rounds is not None and not record["error"]]
     assert study.traffic is not None
     target = {record["seed"]: _target(record) for record, _ in result.get(study.traffic.target, [])}
     rows = {

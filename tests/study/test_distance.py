@@ -42,3 +42,10 @@ def test_of_errors_alone_there_is_none() -> None:
 def test_distances_without_baselines_are_refused(make_study: Callable[..., Study]) -> None:
     with pytest.raises(WrongStudy, match="distances is True: it needs baselines"):
         make_study(distances=True, baselines=[])
+
+
+def test_runs_that_failed_have_no_distance_and_no_time() -> None:
+    table = pd.DataFrame(rows_of("FedAvg", "A", 0.8, 0.8, seconds=2.0) + rows_of("Kin", "A", 0.9, seconds=6.0))
+    failed = {"test": None, "is_error": None, "cpu_seconds": 0.1, "seed": 9}
+    more = pd.DataFrame([{**failed, "method": "Kin", "case": "A"}, {**failed, "method": "Kin", "case": "B"}])
+    assert distances(pd.concat([table, more]), "FedAvg") == distances(table, "FedAvg")

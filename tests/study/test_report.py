@@ -253,3 +253,15 @@ def test_the_printed_path_is_one_that_works(tmp_path: Path) -> None:
     assert _shown(study) == str(study)
     (tmp_path / "pyproject.toml").touch()
     assert _shown(study) == "far/own/mine.yaml"
+
+
+@pytest.mark.parametrize("verb", ["table", "report"])
+def test_where_every_run_failed_that_is_said(
+    make_study: Callable[..., Study], capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    study = make_study(tuning=None)
+    with HerePool(train=lambda *_: {"error": "too cold"}) as pool:
+        Runner(study, Store(study.results), say=lambda line: None).run(pool)
+    with pytest.raises(SystemExit):
+        main([verb, str(study.path)])
+    assert "have failed so far: fl-train study status" in capsys.readouterr().err

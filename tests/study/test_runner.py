@@ -388,3 +388,47 @@ def test_choices_past_the_grid_are_taken_by_other_studies(make_study: Callable[.
     second = make_study(tuning={"study": "first.yaml"}, seeds=[3], results="results/other")
     _, pool, _ = run(second, HerePool(train=peaked(0.04)))
     assert {study_run.setting for study_run in pool.trained} == {"lr=0.04, kind=adam"}
+
+
+def test_an_agent_that_is_stopped_records_nothing(
+    make_study: Callable[..., Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "train", lambda *_: {"error": "stopped by SIGTERM", "interrupted": True})
+    study = make_study()
+    store = Store(study.results)
+    key = next(Runner(study, store).todo(ready=True)).key
+    with pytest.raises(WrongStudy, match="stopped by SIGTERM; nothing was recorded"):
+        train_run(study, store, key, tmp_path)
+    assert not store.records()
+
+
+def test_an_agent_keeps_files(
+    make_study: Callable[..., Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(worker, "train", lambda *arguments: asked.append(arguments) or invented(arguments[0]))
+    study = make_study(tuning=None, keep=["report.json"])
+    store = Store(study.results)
+    train_run(study, store, next(Runner(study, store).todo(ready=True)).key, tmp_path)
+    assert asked[0][3:] == (("report.json",), study.results / "files" / "Local" / "plain" / "0")
+
+
+def test_check_leaves_out_what_failed(make_study: Callable[..., Study], monkeypatch: pytest.MonkeyPatch) -> None:
+    study = make_study(tuning=None)
+
+    def fails(arguments: tuple[str, ...], *others: Any) -> dict[str, Any]:
+        return {"error": "too cold"} if "--seed_everything=1" in arguments else invented(arguments)
+
+    run(study, HerePool(train=fails), cases=["plain"])
+    monkeypatch.setitem(version.MATHEMATICS, "", version.MATHEMATICS[""] + 1)  # all of them are stale
+    said: list[str] = []
+    with HerePool() as pool:
+        assert check(study, Store(study.results), pool, said.append) == 0
+    assert said == ["Local on plain, seed 0: reproduced", "FedAvg on plain, seed 0: reproduced"]
+
+
+def test_a_ceiling_is_one_whatever_came_of_its_tuning(make_study: Callable[..., Study]) -> None:
+    methods = {name: {"config": "quickstart.yaml", "settings": {"strategy": name}} for name in ("Local", "Pooled")}
+    study = make_study(methods=methods)
+    assert progress(study).report("Pooled", "plain") == []
+    assert progress(study).ceilings == ["Pooled"]
