@@ -4,6 +4,7 @@ Nothing here imports torch or anything else that would delay the report of a mis
 """
 
 import difflib
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -89,6 +90,12 @@ def fail(message: str, code: int = 2) -> NoReturn:
 def with_shipped_configs(words: Sequence[str]) -> list[str]:
     """Replace each ``fl://NAME`` by the path of that configuration of the package; an unknown name ends the program."""
     return [f"{start}{_shipped(name)}" if is_shipped else start for start, is_shipped, name in map(_parted, words)]
+
+
+def with_home_folder(words: Sequence[str]) -> list[str]:
+    """Replace ``~`` in ``--option=~/path``, which shells leave as it is."""
+    home = os.path.expanduser("~")
+    return [word.replace("=~/", f"={home}/", 1) if word.startswith("--") else word for word in words]
 
 
 def _parted(word: str) -> tuple[str, str, str]:

@@ -31,6 +31,7 @@ from fl_lightning.arguments import (
     options,
     predicts_new_data,
     settings_in,
+    with_home_folder,
     with_shipped_configs,
 )
 from fl_lightning.extras import MissingExtra, require
@@ -42,7 +43,7 @@ _searched: list[str] = []
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the given command line, or that of the process; returns the exit code."""
-    words = with_shipped_configs(sys.argv[1:] if arguments is None else arguments)
+    words = with_home_folder(with_shipped_configs(sys.argv[1:] if arguments is None else arguments))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal without ± must not end a run

@@ -66,6 +66,8 @@ def _option_of(setting: str, words: Sequence[str]) -> str:
 
 def _cause(message: str, words: Sequence[str]) -> str:
     given = re.search(r"Problem with given class_path '([^']+)'", message)
+    if "source" in message and (path := named(words, "data.source")).endswith((".pt", ".csv", ".npz")):
+        return f"data.source is a file: give --data.source FileSource --data.source.path {path}"
     if given and given[1].rpartition(".")[2] in CLASSES:
         return _unknown_class(given[1], message)
     if former := next((each for each in MODULES if f"{each}." in message), ""):

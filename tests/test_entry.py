@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fl_lightning import FederatedTrainer, __version__, command_line
-from fl_lightning.arguments import TRAINER_VERBS, VERBS, with_shipped_configs
+from fl_lightning.arguments import TRAINER_VERBS, VERBS, with_home_folder, with_shipped_configs
 from fl_lightning.command_line import main
 
 QUICKSTART = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
@@ -125,3 +125,9 @@ def test_the_package_is_the_command(capsys: pytest.CaptureFixture[str], monkeypa
         runpy.run_module("fl_lightning", run_name="__main__")
     assert stop.value.code == 0
     assert capsys.readouterr().out == f"fl-train {__version__}\n"
+
+
+def test_the_home_folder_of_an_option() -> None:
+    home = str(Path.home())
+    words = ["export", "--to=~/model.pt", "~/run", "--name=~x"]
+    assert with_home_folder(words) == ["export", f"--to={home}/model.pt", "~/run", "--name=~x"]

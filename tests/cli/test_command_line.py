@@ -73,6 +73,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
             ["--model.net=lacking.Net"],
             "model.net: 'lacking.Net' cannot be imported: ModuleNotFoundError: No module",
         ),
+        (["--data.source=mine.pt"], "data.source is a file: give --data.source FileSource --data.source.path mine.pt"),
         (["--strategy=nowhere.HalfWay"], "cannot be imported: ModuleNotFoundError: No module named 'nowhere'"),
         (["--trainer.callbacks+=nowhere.Watch"], "'nowhere.Watch' cannot be imported: ModuleNotFoundError: No module"),
         (["--data.source=nowhere.Mine"], "data.source: 'nowhere.Mine' cannot be imported: ModuleNotFoundError: No mod"),
@@ -171,6 +172,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_mistakes(arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("folder").mkdir()
     Path("text").write_text("hello")
+    Path("mine.pt").write_bytes(bytes(range(128, 256)))
     Path("lacking.py").write_text("import nowhere\nclass Net: pass\n")
     Path("binary").write_bytes(bytes(range(128, 256)))
     Path("empty").touch()

@@ -147,16 +147,18 @@ def _converted(source: Any) -> Any:
         return FileSource(str(source))
     if isinstance(source, Dataset) and len(source) == 1:
         return InMemorySource(source[0])
-    if isinstance(source, Mapping) and source:
-        if all(map(are_examples, source.values())):
-            return InMemoryExamples(source)
-        return ManyGraphs([_converted(each) for each in source.values()], names=list(map(str, source)))
-    if isinstance(source, list | tuple):
-        if source and all(map(are_examples, source)):
-            return InMemoryExamples(source)
-        if source and all(isinstance(each, list | tuple) for each in source):
-            return GraphSets(source)
-        if source and all(isinstance(each, GraphSetSource) for each in source):
-            return ManyGraphSets(list(source))
-        return ManyGraphs([_converted(each) for each in source])
+    if isinstance(source, Mapping | list | tuple):
+        given, names = (source.values(), [*map(str, source)]) if isinstance(source, Mapping) else (source, None)
+        return _of_clients(list(given), names)
     return source
+
+
+def _of_clients(given: list[Any], names: list[str] | None) -> Source:
+    """A source of what each client has."""
+    if given and all(map(are_examples, given)):
+        return InMemoryExamples(given, names)
+    if given and all(isinstance(each, list | tuple) for each in given):
+        return GraphSets(given, names)
+    if given and all(isinstance(each, GraphSetSource) for each in given):
+        return ManyGraphSets(given, names)
+    return ManyGraphs([_converted(each) for each in given], names)

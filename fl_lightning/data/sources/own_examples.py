@@ -158,8 +158,15 @@ def _numbers(given: Any, name: str) -> Tensor:
 
 def _pair(name: str, given: Any) -> tuple[Tensor, Tensor]:
     """A client's inputs and targets."""
-    is_set = are_examples(given) and isinstance(given, Dataset)
-    pair = default_collate([given[index] for index in range(len(given))]) if is_set else given
+    pair = given
+    if are_examples(given) and isinstance(given, Dataset):
+        try:
+            pair = default_collate([given[index] for index in range(len(given))])  # type: ignore[arg-type]
+        except (TypeError, RuntimeError) as error:
+            raise ValueError(
+                f"{name}: the examples of {type(given).__name__} cannot be stacked ({error}): give tensors of one "
+                "shape, of images by its transform (ToTensor and Resize of torchvision)"
+            ) from error
     if not _is_pair(pair):
         raise ValueError(f"{name} has a {type(given).__name__}: give a pair of inputs and targets")
     x, y = (_numbers(each, f"{name}: {key}").detach().cpu() for key, each in zip("xy", pair, strict=True))

@@ -118,6 +118,10 @@ def test_a_data_set_of_pyg_with_one_graph_and_a_dictionary_of_graphs(tmp_path: P
     assert len(module(FakeDataset(1, avg_num_nodes=60, task="node"), tmp_path, RandomPartitioner(2)).clients) == 2
     data = module({"bank": graph(12), "shop": graph(14)}, tmp_path)
     assert [(client.name, client.num_nodes) for client in data.clients] == [("bank", 12), ("shop", 14)]
+    sets = {name: list(FakeDataset(6, task="graph")) for name in ("bank", "shop")}
+    data = module(sets, tmp_path, None, GlobalSplit())
+    assert [client.name for client in data.clients] == ["bank", "shop"]
+    assert str(data.task) == "GraphClassification"
 
 
 def test_masks_that_the_default_split_does_not_use_are_named(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 from torch_geometric.datasets import FakeDataset
 
 import fl_lightning as fl
@@ -99,6 +99,16 @@ def test_a_file(tmp_path: Path) -> None:
         module(ExampleFile(str(tmp_path / "none.pt")))
 
 
+class Ragged(Dataset):
+    """Images of different sizes."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return X[0, :, : index + 1], 0
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -112,6 +122,7 @@ def test_a_file(tmp_path: Path) -> None:
             lambda: [(X, np.array(["a"] * 50))],
             r"client-00: y holds <U1, not numbers: number categories, e.g. by ",
         ),
+        (lambda: [Ragged(), Ragged()], "client-00: the examples of Ragged cannot be stacked .*: give tensors of one"),
         (lambda: [(X, Y[:9]), (X, Y)], r"client-00: x is \(50, 2, 4, 4\) and y \(9,\): give a row of both"),
         (lambda: [(X, Y), (X[:, 0], Y)], "client-01: x is .* the X of the other clients"),
         (lambda: [(X, Y), (X, torch.rand(50, 2))], "the clients' targets have rows of the shapes"),
