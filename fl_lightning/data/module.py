@@ -48,7 +48,8 @@ class FederatedDataModule(LightningDataModule, Counted):
             label, or a list or a dictionary of the clients' pairs of inputs and targets.
         partitioner: Assigns a graph's nodes, or the graphs of a set, to clients; None where these are given.
         splitter: Gives nodes, pairs or examples their roles; None for ``GlobalSplit(train=0.4, val=0.3)`` on a graph,
-            ``GlobalSplit(train=0.85, val=0.05)`` on its links, and ``ClientSplit(train=0.6, val=0.2)`` on examples.
+            ``GlobalSplit(train=0.85, val=0.05)`` on its links, ``ChronologicalSplit`` with a gap on readings of road
+            sensors, and ``ClientSplit(train=0.6, val=0.2)`` on other examples.
         heterogeneity: Kinds of heterogeneity that are simulated, such as ``FeatureNoise``, applied one after another to
             what the clients hold after partition and split (:mod:`fl_lightning.data.heterogeneity`); None for none.
         relation_graph: Draws or reads the client relation graph; None for the one that the data set has, if any.

@@ -1,8 +1,9 @@
 """Series in time and place: a client is a state or a road sensor, and the map relates the clients.
 
 Road sensors (:class:`METRLA`, :class:`PEMSBAY`) give speeds in miles an hour every 5 minutes. An example is a window
-whose first part, x (history, 1), forecasts the rest, y (horizon,); windows are in order of time. Split them by
-``ChronologicalSplit`` with a ``gap`` of (history + horizon - 1) / stride, rounded down: then no reading has two roles.
+whose first part, x (history, 1), forecasts the rest, y (horizon,); windows are in order of time. Where no splitter is
+given it is ``ChronologicalSplit`` with a ``gap`` of (history + horizon - 1) / stride, rounded down: no reading has two
+roles, as most would have in a random split of windows that overlap.
 Zeros and NaN are failures of a sensor; its last reading takes their place (before its first reading, that one).
 Inputs and targets are views of one table, and take no memory of their own.
 The relation graph is DCRNN's, a Gaussian kernel of road distances cut at 0.1, made symmetric by the greater of the two
@@ -31,6 +32,7 @@ from torch import Tensor
 from fl_lightning.data.settings import check_count, check_flag, check_number
 from fl_lightning.data.sources.array_file import read_arrays
 from fl_lightning.data.sources.examples import Examples, ExampleSource
+from fl_lightning.data.split import ChronologicalSplit, Splitter
 
 _GRAPHS = "traffic/traffic_graphs.npz"
 
@@ -130,6 +132,11 @@ class _RoadSensors(ExampleSource):
         self.stride = stride
         self.normalize = normalize
         self.statistics_share = statistics_share
+
+    @property
+    def default_splitter(self) -> Splitter:
+        """In order of time, with a gap as long as windows overlap."""
+        return ChronologicalSplit(gap=(self.history + self.horizon - 1) // self.stride)
 
     def load(self, root: Path, seed: int) -> Examples:
         ids, adjacency = self._read_graph(root)

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 from example_files import NUM_STEPS, SENSORS, save, write_example_files
-from torch_geometric.data import Data
 
-from fl_lightning.data import METRLA, PEMSBAY, TPT48, ChronologicalSplit, Role
+from fl_lightning import FederatedDataModule
+from fl_lightning.data import METRLA, PEMSBAY, TPT48
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +44,14 @@ def test_traffic_windows(history: int, horizon: int, stride: int, root: Path):
 
 
 @pytest.mark.parametrize("stride", [1, 2, 5])
-def test_the_documented_gap_keeps_readings_in_one_role(stride: int, root: Path):
-    examples = METRLA(4, 3, stride, normalize=False).load(root, 0)
-    y = torch.zeros(len(examples.x[0]), dtype=torch.int64)
-    splitter = ChronologicalSplit(train=0.5, val=0.25, gap=(4 + 3 - 1) // stride)
-    role = splitter(Data(y=y), [torch.arange(len(y))])[0]
-    readings = torch.cat([examples.x[0][..., 0], examples.y[0]], dim=1)
-    seen = [set(readings[role == kind].flatten().tolist()) for kind in (Role.TRAIN, Role.VAL, Role.TEST)]
+def test_without_a_splitter_each_reading_has_one_role(stride: int, root: Path, tmp_path: Path):
+    source = METRLA(4, 3, stride, normalize=False)
+    data = FederatedDataModule(source, root=str(root), cache_dir=str(tmp_path))
+    data.setup()
+    first = data.clients[0]
+    readings = torch.cat([first.x_NX[..., 0], first.y_N], dim=1)
+    masks = (first.train_mask_N, first.val_mask_N, first.test_mask_N)
+    seen = [set(readings[mask_N].flatten().tolist()) for mask_N in masks]
     assert all(seen)
     assert len(set.union(*seen)) == sum(map(len, seen))
 
