@@ -77,6 +77,10 @@ class Mixing(Strategy):
         """
         return mixed
 
+    def received(self, name: str, rows: Tensor) -> Tensor:
+        """The parameter from which clients began to train, by rows of the server's models, (1 or C, *shape)."""
+        return self.models[name][rows]
+
     def uses_masked_averaging(self) -> bool:
         """Whether each coordinate is currently mixed over the clients that updated it."""
         return self.masked_averaging
@@ -176,9 +180,8 @@ class Mixing(Strategy):
             self._aggregate_robustly(self.aggregation, mixing, upload, rows)
             return
         for name, tensor in upload.parameters.items():
-            mixed = mix(
-                first_match(mixing, name), tensor, self.models[name][rows] if self.uses_masked_averaging() else None
-            )
+            received = self.received(name, rows) if self.uses_masked_averaging() else None
+            mixed = mix(first_match(mixing, name), tensor, received)
             if self.personalized:
                 self.models[name][rows] = self.update(name, self.models[name][rows], mixed)
             else:
@@ -188,7 +191,7 @@ class Mixing(Strategy):
         """Aggregate all parameters of a client as one row, on which distances and norms are defined."""
         sent = flatten(upload.parameters)
         dtype = server_dtype(sent.dtype)
-        received = flatten({name: self.models[name][rows] for name in upload.parameters}).to(dtype)
+        received = flatten({name: self.received(name, rows) for name in upload.parameters}).to(dtype)
         mixed = aggregation(mixing, sent.to(dtype), received.expand(sent.shape))
         shapes = {name: tensor.shape[1:] for name, tensor in upload.parameters.items()}
         for name, tensor in unflatten(mixed, shapes).items():
@@ -209,7 +212,7 @@ class Mixing(Strategy):
         """The mean of each client's mixed and trained models, if requested; the client computes it."""
         if not self.blend:
             return {}
-        model = self.mixed_models(clients)
+        model = self.model_for(clients) or self.mixed_models(clients)
         mixed = dataclasses.replace(model, extras=model.parameters)  # the mixed model itself if they have not trained
         return {"blend/": Evaluation(payload=mixed, output=blended_output, prefer_trained=True)}
 

@@ -86,6 +86,10 @@ class FedAMP(ModelTable):
         sigma = float(distance_CC[others_CC].median()) if self.bandwidth is None else self.bandwidth
         return (-distance_CC / sigma).exp() if sigma > 0 else torch.ones_like(distance_CC)
 
+    def received(self, name: str, rows: Tensor) -> Tensor:
+        """The model at which a client began: u_i, or its own."""
+        return super().received(name, rows) if self.start == "received" else self.last[name][rows]
+
     def penalty(self) -> Proximal | None:
         """μ/2 ‖x - u_i‖²."""
         return Proximal(self.proximal_weight, center=self.clouds) if self.proximal_weight else None

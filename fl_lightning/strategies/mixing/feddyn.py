@@ -56,6 +56,10 @@ class FedDyn(Mixing):
         self.h = {name: torch.zeros_like(model[0]) for name, model in self.models.items()}
         self.duals = {name: h.new_zeros(federation.num_clients, *h.shape) for name, h in self.h.items()}
 
+    def received(self, name: str, rows: Tensor) -> Tensor:
+        """θ as sent, not the mean."""
+        return self.sent[name]
+
     def mixing_matrix(self, upload: Payload) -> Tensor:
         """Equal shares, (1, C)."""
         return equal_weights(upload)[None]

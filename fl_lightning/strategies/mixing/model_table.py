@@ -43,7 +43,7 @@ class ModelTable(Mixing):
         """Start every client from the common initial parameters, with an empty table."""
         super().setup(federation)
         num_clients, device = federation.num_clients, federation.device
-        self.last = {name: torch.zeros_like(model) for name, model in self.models.items()}
+        self.last = {name: model.clone() for name, model in self.models.items()}
         self.examples_C = torch.zeros(num_clients, dtype=torch.int64, device=device)
         self.known_C = torch.zeros(num_clients, dtype=torch.bool, device=device)
         self.mixing_CC = torch.full((num_clients, num_clients), torch.nan, dtype=torch.float64, device=device)
@@ -54,13 +54,13 @@ class ModelTable(Mixing):
         return self.weights(upload.parameters, upload.num_examples)
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
-        """Remember the models, then mix."""
-        self.onboard(stage, upload)
+        """Mix, and remember the models."""
         if upload.clients:
             rows = torch.tensor(upload.clients, device=self.federation.device)
             self.mixing_CC[rows] = 0
             self.mixing_CC[rows[:, None], rows] = self.mixing_matrix(upload).to(self.mixing_CC)
         super().aggregate(stage, upload)
+        self.onboard(stage, upload)
 
     def onboard(self, stage: Stage, upload: Payload) -> None:
         """Remember the models."""

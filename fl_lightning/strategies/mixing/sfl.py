@@ -47,6 +47,7 @@ class SFL(Mixing):
     smoothing: float = 1.0
     start: Literal["global", "personal"] = "global"
     aggregation: Aggregation | None = field(default=None, init=False)
+    masked_averaging: bool = field(default=False, init=False)
 
     server_state = ("last",)
 

@@ -276,7 +276,7 @@ def test_fedavg_with_the_median(dtype) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:strategy.aggregation withstands wrong parameters")
-@pytest.mark.parametrize("kind", [FedAvg, FedPer, FedPub, FedAux], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [FedAvg, FedPer, FedPub, FedAux, FedDyn], ids=lambda kind: kind.__name__)
 def test_the_rule_sees_what_was_received_and_sent(kind, federation, make_model, make_trainer) -> None:
     sent: list[Payload] = []
     arrived: list[Payload] = []

@@ -6,7 +6,7 @@ from both_executors import both_executors
 from learning import learned, quadrants
 from quadratics import parameters
 
-from fl_lightning import Participation
+from fl_lightning import Participation, Payload, SequentialExecutor
 from fl_lightning.callbacks import CommunicationLedger
 from fl_lightning.round.context import Context
 from fl_lightning.strategies import FedAMP, FedAvg, Local, PFedGraph
@@ -113,6 +113,19 @@ def test_from_its_own_model(executor, quadratics) -> None:
     a, b = (2.0, 0.5, 1.0), (1.0, -2.0, 3.0)
     expected = [x - 0.1 * (a[i] * (x - b[i]) + 2.0 * (x - clouds[i])) for i, x in enumerate(before)]
     assert parameters(trainers[1]) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("start", ["received", "own"])
+def test_masked_averaging_compares_with_where_a_client_began(start, quadratics) -> None:
+    """A client that sends that back has not updated it, so that all take what client 2 sends."""
+    strategy = FedAMP(start=start, bandwidth=1e9, masked_averaging=True)
+    trainer = quadratics(strategy, SequentialExecutor(), num_rounds=1)
+    began = parameters(trainer) if start == "own" else strategy.models["x"].flatten().tolist()
+    x = torch.tensor(began, dtype=torch.float64)[:, None]
+    x[2] += 1
+    upload = Payload(clients=(0, 1, 2), parameters={"x": x}, num_examples=torch.tensor([1, 3, 2]))
+    strategy.aggregate(strategy.stages(1)[0], upload)
+    assert strategy.models["x"].flatten().tolist() == pytest.approx([float(x[2])] * 3)
 
 
 @both_executors

@@ -5,7 +5,7 @@ import torch
 from both_executors import both_executors
 from quadratics import CURVATURES, MINIMA, parameters
 
-from fl_lightning import Callback, Participation, Payload
+from fl_lightning import Callback, Participation, Payload, SequentialExecutor
 from fl_lightning.callbacks import CommunicationLedger
 from fl_lightning.round.context import Context
 from fl_lightning.strategies import FedAvg, FedDyn, FedProx
@@ -96,6 +96,16 @@ def test_its_first_round_is_fedprox_extrapolated(executor, fit, assert_same) -> 
     for name, mean in dynamic.run.strategy.models.items():
         expected = 2 * mean[0] - dynamic.run.architectures[0][name]
         torch.testing.assert_close(dynamic.run.strategy.sent[name][0], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_masked_averaging_compares_with_what_was_sent(quadratics) -> None:
+    """Not with the mean: a client that sends θ back has not updated it."""
+    strategy = FedDyn(regularization=0.5, masked_averaging=True)
+    quadratics(strategy, SequentialExecutor(), num_rounds=1)
+    (sent,) = strategy.sent["x"].flatten().tolist()
+    x = torch.tensor([[sent], [sent], [sent + 1]], dtype=torch.float64)
+    strategy.aggregate(strategy.stages(1)[0], Payload(clients=(0, 1, 2), parameters={"x": x}))
+    assert float(strategy.models["x"]) == pytest.approx(sent + 1)
 
 
 def test_gradient() -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from quadratics import Point as OnePoint
 from quadratics import Quadratic, Quadratics, parameters
 from torch.optim import SGD
 
-from fl_lightning import FederatedTrainer, Participation
+from fl_lightning import FederatedTrainer, Participation, SequentialExecutor
 from fl_lightning.callbacks import CommunicationLedger
 from fl_lightning.federation import ClientRegistry
 from fl_lightning.strategies import SFL, FedAvg, FedProx, Local
@@ -142,6 +143,18 @@ def test_a_graph_of_two_kinds_of_clients() -> None:
     strategy = SFL(num_epochs=5, start="personal", proximal_weight=0.01)
     related = learned(strategy, clients, num_rounds=20, relation_CC=alike_CC)
     assert related > learned(FedAvg(num_epochs=5), clients, num_rounds=20) + 0.2
+
+
+def test_the_blend_is_of_the_personal_models(quadratics) -> None:
+    strategy = SFL(num_epochs=2, blend=True)
+    quadratics(strategy, SequentialExecutor(), num_rounds=1)
+    blend = strategy.evaluations((0, 1, 2))["blend/"].payload.extras["x"]
+    assert blend.flatten().tolist() == personal(strategy)
+    assert personal(strategy) != [float(strategy.models["x"])] * 3
+
+
+def test_it_has_no_setting_that_its_smoothing_would_not_heed() -> None:
+    assert not {"aggregation", "masked_averaging"} & set(inspect.signature(SFL).parameters)
 
 
 def test_settings(fit, graphs, given_clients, make_model, make_trainer) -> None:
