@@ -8,14 +8,16 @@ Graphs of different domains differ in shape, and shapes in their spectra, of whi
     server   θ_encoders <- mean_i θ_i,   μ̄ <- mean_i μ_i       equal shares;  μ_i over a client's training graphs
 
 where the encoders are those of the eigenvalues and of the filters. The preference takes over what is peculiar to a
-client, so that representations may keep to the common mean; there is none in the first round.
+client, so that representations may keep to the common mean. In the first round there is no mean, and clients without
+training graphs have none.
 
 Leaves the client: both encoders, and the mean of its training graphs' representations.
 
 Departures from released code: it halves both means, so that its τ = 100 is 25 here. It begins AdamW anew with every
 step, never clears the gradients of c, and predicts without c; here all steps are plain, and predictions are what is
-trained. It takes μ_i of the last batch in training mode, and leaves out graphs without edges, from test data, too. The
-identity among its filters is 0 at every edge and is left out. Where nodes are the examples, nothing is pooled.
+trained. It takes μ_i of the last batch in training mode, begins with c in the second round, drops weights of the
+attention, too, and leaves out graphs without edges, from test data as well. The identity among its filters is 0 at
+every edge and is left out. Where nodes are the examples, nothing is pooled.
 """
 
 import dataclasses
@@ -102,8 +104,10 @@ class FedSSP(FedAvg):
     def aggregate(self, stage: Stage, upload: Payload) -> None:
         """Average the encoders and the means."""
         super().aggregate(stage, upload)
-        if upload.clients and self.mean_weight:
-            self.mean_D = upload.extras["mean"].mean(dim=0).to(self.mean_D)
+        assert upload.num_examples is not None
+        have_any_C = upload.num_examples > 0
+        if self.mean_weight and have_any_C.any():
+            self.mean_D = upload.extras["mean"][have_any_C].mean(dim=0).to(self.mean_D)
             self.has_mean = True
 
     # ------------------------------------------------------------------ the clients

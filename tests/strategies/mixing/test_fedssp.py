@@ -1,5 +1,6 @@
 """FedSSP: filters, loss, preference and means by hand, and what it reduces to."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -144,6 +145,9 @@ def test_the_server_averages_encoders_and_means_alike(client) -> None:
     strategy.aggregate(stage, upload)
     assert all(bool((model == 2).all()) for model in strategy.models.values())
     assert strategy.configure(stage, (1,)).extras["mean"].tolist() == [[3.0] * 8]
+    for num_examples in ([0, 99], [0, 0]):  # a client without labels has no mean; without any, the last one stays
+        strategy.aggregate(stage, dataclasses.replace(upload, num_examples=torch.tensor(num_examples)))
+        assert strategy.configure(stage, (1,)).extras["mean"].tolist() == [[6.0] * 8]
 
 
 @both_executors
