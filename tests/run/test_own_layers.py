@@ -18,7 +18,8 @@ from fl_lightning.data import GraphSets
 from fl_lightning.models import GIN, PooledGCN
 from fl_lightning.models.output import NOT_THERE, own_outputs
 from fl_lightning.relations.topology import Ring
-from fl_lightning.strategies import Ditto, FedAvg, FedBN, FedProto, Oracle, Pooled, Strategy
+from fl_lightning.round.context import Context
+from fl_lightning.strategies import Ditto, FedAvg, FedBN, FedProto, FedProx, Oracle, Pooled, Strategy
 
 OWN = {"features.weight", "features.bias", "head.weight", "head.bias"}
 SAID = "ignore:the clients have (features|outputs|features and outputs) of their own"
@@ -67,6 +68,17 @@ def test_they_differ_and_live_on_while_the_others_are_common(sets: FederatedData
         assert not torch.equal(state[name][1], first[name])
     assert not torch.equal(state["features.weight"][1, 3:], first["features.weight"][3:])
     assert torch.equal(state["features.weight"][0, 3:], first["features.weight"][3:])  # what it has no features for
+
+
+@pytest.mark.filterwarnings(SAID)
+def test_fedprox_pulls_to_what_the_server_sent_alone(sets: FederatedDataModule, make_trainer: Any) -> None:
+    trainer = make_trainer(num_rounds=1)
+    trainer.fit(ClientModule(NET, SLOW), sets, FedProx(num_epochs=1, proximal_weight=2.0))
+    moved = {name: p.detach() + 1 for name, p in trainer.run.model.net.named_parameters()}
+    context = Context(anchor=dict(trainer.run.model.net.named_parameters()))
+    pull = trainer.run.strategy.penalty().gradient(moved, context)
+    assert set(pull) == set(moved) - OWN
+    assert all(torch.allclose(gradient, torch.tensor(2.0)) for gradient in pull.values())
 
 
 def test_outputs_that_a_client_does_not_have_count_for_nothing(sets: FederatedDataModule) -> None:

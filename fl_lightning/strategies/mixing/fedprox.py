@@ -1,7 +1,7 @@
 """FedProx: FedAvg whose clients are kept near the global model.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: "Federated Optimization in Heterogeneous Networks", MLSys 2020, eq. 2:
-each client minimizes f_i(θ) + μ/2 ‖θ - θ_global‖².
+each client minimizes f_i(θ) + μ/2 ‖θ - θ_global‖², over what it has received: layers of its own are not pulled.
 """
 
 from collections.abc import Sequence
@@ -29,4 +29,4 @@ class FedProx(FedAvg):
 
     def penalty(self) -> Proximal | None:
         """The proximal term."""
-        return Proximal(self.proximal_weight) if self.proximal_weight else None
+        return Proximal(self.proximal_weight, self.shared) if self.proximal_weight else None
