@@ -6,6 +6,7 @@ memory includes swap and caches that the system can free: nothing that would fit
 
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,19 +57,34 @@ def state_copies(optimizer: Optimizer) -> int:
         >>> [state_copies(kind([torch.zeros(3)])) for kind in (torch.optim.Adam, torch.optim.SGD)]
         [2, 0]
     """
+    shape, state, _ = step_on_zeros(optimizer)
+    return sum(isinstance(value, Tensor) and value.shape == shape for value in state.values())
+
+
+def step_on_zeros(optimizer: Optimizer) -> tuple[torch.Size, dict[str, Any], set[str]]:
+    """What an optimizer keeps after a step on zeros, which leaves itself and its parameters unchanged.
+
+    Returns:
+        The shape of the parameter that was stepped, its state, and which values of its group the step has changed.
+
+    Raises:
+        ValueError: It cannot step.
+    """
     group = next((group for group in optimizer.param_groups if group["params"]), None)
     if group is None:
-        return 0
+        return torch.Size(), {}, set()
     least = min(group["params"], key=lambda parameter: (not parameter.dim(), parameter.numel()))
     zeros = torch.zeros_like(least, requires_grad=True)
     zeros.grad = torch.zeros_like(least)
     trial = object.__new__(type(optimizer))
-    trial.__dict__ |= vars(optimizer) | {"state": defaultdict(dict), "param_groups": [{**group, "params": [zeros]}]}
+    trial_group = {**group, "params": [zeros]}
+    trial.__dict__ |= vars(optimizer) | {"state": defaultdict(dict), "param_groups": [trial_group]}
     try:
         trial.step()
-    except (RuntimeError, TypeError, ValueError) as error:
+    except Exception as error:  # it may be the user's code
         raise ValueError(f"{type(optimizer).__name__} cannot step: {error}") from error
-    return sum(isinstance(value, Tensor) and value.shape == zeros.shape for value in trial.state[zeros].values())
+    changed = {n for n, v in trial_group.items() if n != "params" and v is not group.get(n) and v != group.get(n)}
+    return zeros.shape, trial.state[zeros], changed
 
 
 def _of_machine(meminfo: Path = Path("/proc/meminfo")) -> int | None:

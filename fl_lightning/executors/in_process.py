@@ -13,7 +13,7 @@ from torch import Tensor
 from fl_lightning.batches.base import Batch, Collator
 from fl_lightning.executors.base import Executor
 from fl_lightning.executors.hooks import check_hooks
-from fl_lightning.executors.optimizer_state import check_optimizer
+from fl_lightning.executors.optimizer_state import check_optimizer, check_state
 from fl_lightning.executors.private import SPENT, check_client, check_examples, private_state_specs, rate_of
 from fl_lightning.executors.stage_request import StageRequest
 from fl_lightning.executors.store import ClientStore
@@ -74,6 +74,8 @@ class InProcessExecutor(Executor):
         self.seed = seed
         self.time_limit = time_limit
         self.persistence = persistence or Persistence()
+        if self.persistence.optimizer:
+            check_state(check_optimizer(client.configure_optimizers()))
         self.num_together = len(clients) if num_together is None else min(num_together, len(clients))
         self.round, self.active = None, set()
         self.num_flat = client.num_communicated

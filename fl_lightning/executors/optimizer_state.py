@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
+from fl_lightning.memory import step_on_zeros
 from fl_lightning.round.payload import Payload
 
 
@@ -28,6 +29,27 @@ def check_optimizer(optimizer: Any) -> Optimizer:
             "model.optimizer: LBFGS needs a closure; choose a first-order optimizer such as torch.optim.Adam"
         )
     return optimizer
+
+
+def check_state(optimizer: Optimizer) -> None:
+    """Refuse an optimizer with state that is neither stored for clients at rest nor in checkpoints.
+
+    Raises:
+        ValueError: It cannot step, or keeps something else than tensors of each parameter.
+    """
+    try:
+        _, state, changed = step_on_zeros(optimizer)
+    except ValueError as error:
+        raise ValueError(f"model.optimizer: {error}") from error
+    kept = {name for name, value in state.items() if value is not None and not isinstance(value, Tensor)} | changed
+    if "step" in vars(optimizer):  # a scheduler of the learning rate has replaced it
+        kept.add("lr")
+    if kept:
+        raise ValueError(
+            f"model.optimizer: {type(optimizer).__name__} keeps {', '.join(sorted(kept))} outside the tensors of its "
+            "parameters' state, so a client could not continue from a checkpoint or after a pause: keep tensors in "
+            "state[parameter], or reset optimizers every round (strategy.reset_optimizer)"
+        )
 
 
 def pack_optimizer_state(

@@ -1,7 +1,8 @@
 """Stacked clients: parameters and optimizer state of many clients, and the steps that they take together.
 
 For an optimizer that treats every value separately, it does not matter how many clients a tensor contains, so clients
-that have taken the same number of steps are one parameter of one optimizer; others are separate parameters.
+that have taken the same number of steps are one parameter of one optimizer; others are separate parameters of it. With
+any other optimizer, each client has one of its own.
 
 Shape legend: C clients of the stack.
 """
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop, Rprop
+from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop, Rprop
 
 from fl_lightning.executors.optimizer_state import check_optimizer
 from fl_lightning.executors.storage import Allocate, in_memory
@@ -200,7 +201,8 @@ class StackSlice:
         parameters: Parameters by name, (clients, *shape): views of the stack's if the clients are adjacent, else copies
             that :meth:`store` writes back.
         rows: Rows of the clients in the stack.
-        blocks: Their runs of equal step counts, each one parameter of the optimizer.
+        blocks: Their runs of equal step counts, each one parameter of an optimizer.
+        optimizers: The optimizer of each block: the same for all, or one of each client.
         sizes: Number of clients in each block.
         num_steps: Number of steps of each block.
         turned: Parameters that the optimizer sees transposed, because they are stored column by column and fused
@@ -219,27 +221,46 @@ class StackSlice:
         first = next(iter(stack.parameters.values()))
         self.rows = rows_of(positions, first.device)
         self.parameters = {name: rows_at(tensor, self.rows) for name, tensor in stack.parameters.items()}
-        kind = optimizer(list(stack.client.net.parameters())) if optimizer else stack.client.configure_optimizers()
+        net = dict(stack.client.net.named_parameters())
+        kind = check_optimizer(optimizer(list(net.values())) if optimizer else stack.client.configure_optimizers())
         together = type(kind) in ELEMENTWISE
+        together = together and not (kind._optimizer_step_pre_hooks or kind._optimizer_step_post_hooks)
         alone = [slice(row, row + 1) for row in range(len(positions))]
         self.blocks = _runs(stack.step_counts(positions, num_steps)) if together else alone
         self.sizes = [block.stop - block.start for block in self.blocks]
         self.num_steps = [num_steps[block.start] for block in self.blocks]
         self.turned = {name for name, tensor in self.parameters.items() if together and is_by_columns(tensor)}
         self.members = {
-            name: [nn.Parameter(self._turn(name, tensor)[b] if together else tensor[b.start]) for b in self.blocks]
+            name: [
+                nn.Parameter(
+                    self._turn(name, tensor)[block] if together else tensor[block.start],
+                    requires_grad=net[name].requires_grad,
+                )
+                for block in self.blocks
+            ]
             for name, tensor in self.parameters.items()
         }
         self.together = together
-        named = [(name, member) for name, members in self.members.items() for member in members]
-        if optimizer is None:
-            self.optimizer = check_optimizer(stack.client.build_optimizer(named))
-            self._load_optimizer(stack)
+        self.optimizers: list[Optimizer]
+        if together:
+            self.optimizers = [self._spread(kind, net)] * len(self.blocks)
         else:
-            self.optimizer = check_optimizer(optimizer([member for _, member in named]))
-        for group in self.optimizer.param_groups:
-            if isinstance(self.optimizer, SGD) and group["momentum"]:
+            named = [{name: each[block] for name, each in self.members.items()} for block in range(len(self.blocks))]
+            build = stack.client.build_optimizer
+            made = [optimizer(list(one.values())) if optimizer else build(one.items()) for one in named]
+            self.optimizers = list(map(check_optimizer, made))
+        if self.lasting:
+            self._load_optimizer(stack)
+
+    def _spread(self, optimizer: Optimizer, net: Mapping[str, Tensor]) -> Optimizer:
+        """Let the optimizer of one client's parameters step all clients; each parameter stays in its group."""
+        members = {id(parameter): self.members[name] for name, parameter in net.items()}
+        for group in optimizer.param_groups:
+            group["params"] = [member for parameter in group["params"] for member in members[id(parameter)]]
+            if isinstance(optimizer, SGD) and group["momentum"]:
                 group["fused"] = False  # torch's fused kernel fails where only some of the clients have momentum yet
+        optimizer.state.clear()
+        return optimizer
 
     def _turn(self, name: str, tensor: Tensor) -> Tensor:
         """A parameter, or a slot of it, as the optimizer sees it; or back."""
@@ -247,13 +268,13 @@ class StackSlice:
 
     def _load_optimizer(self, stack: ClientStack) -> None:
         """Give the optimizer the state that its clients have."""
-        group = self.optimizer.param_groups[0]
-        on_device = group.get("fused") or group.get("capturable")
         for name, members in self.members.items():
-            for block, member in zip(self.blocks, members, strict=True):
+            for block, member, optimizer in zip(self.blocks, members, self.optimizers, strict=True):
                 if not stack.started[name][self.positions[block.start]]:
                     continue
-                self.optimizer.state[member] = state = {}
+                group = optimizer.param_groups[0]
+                on_device = group.get("fused") or group.get("capturable")
+                optimizer.state[member] = state = {}
                 for slot, storage in stack.slots[name].items():
                     if slot in COUNTS:
                         scalar = storage[self.positions[block.start]].clone()
@@ -273,7 +294,8 @@ class StackSlice:
             for piece, member, steps in zip(pieces, self.members[name], active, strict=True):
                 if steps:
                     member.grad = piece
-        self.optimizer.step()
+        for optimizer in dict.fromkeys(each for each, steps in zip(self.optimizers, active, strict=True) if steps):
+            optimizer.step()
         for members in self.members.values():
             for member in members:
                 member.grad = None
@@ -294,9 +316,9 @@ class StackSlice:
     def restart(self, step: int) -> None:
         """Reset the optimizer for the clients that take step number ``step``."""
         for members in self.members.values():
-            for member, number in zip(members, self.num_steps, strict=True):
+            for member, optimizer, number in zip(members, self.optimizers, self.num_steps, strict=True):
                 if step < number:
-                    self.optimizer.state.pop(member, None)
+                    optimizer.state.pop(member, None)
 
     @torch.no_grad()
     def store(self, stack: ClientStack) -> None:
@@ -307,8 +329,8 @@ class StackSlice:
             return
         indices = [rows_of(self.positions[block], torch.device("cpu")) for block in self.blocks]
         for name, members in self.members.items():
-            for index, member in zip(indices, members, strict=True):
-                state = {slot: v for slot, v in self.optimizer.state.get(member, {}).items() if isinstance(v, Tensor)}
+            for index, member, optimizer in zip(indices, members, self.optimizers, strict=True):
+                state = {slot: v for slot, v in optimizer.state.get(member, {}).items() if isinstance(v, Tensor)}
                 if state:
                     stack.started[name][index] = True
                 for slot, value in state.items():
@@ -322,7 +344,7 @@ class StackSlice:
                         here = storage[rows]
                         if here.data_ptr() != value.data_ptr():
                             here.copy_(turned)
-                            self.optimizer.state[member][slot] = self._turn(name, here)
+                            optimizer.state[member][slot] = self._turn(name, here)
                     else:
                         storage[rows] = turned
 

@@ -50,21 +50,28 @@ def why_not_stacked(client: ClientModule, batch: Batch, fabric: Fabric, time_lim
 
 
 def check_buffers(client: ClientModule, collator: Collator, first: int, time_limit: float | None) -> None:
-    """Refuse a net with buffers that training changes; other buffers are constants.
+    """Refuse a net with buffers that training changes, or that changes its inputs; other buffers are constants.
 
-    Running statistics of PyTorch's layers and the changing buffers of a plain PyG module are parameters by now.
+    Running statistics of PyTorch's layers and the changing buffers of a plain PyG module are parameters by now, and
+    plain modules that change their inputs get copies.
 
     Raises:
-        ValueError: The net has one.
+        ValueError: The net has one, or changes its inputs in place.
     """
     before = dict(client.net.named_buffers())
-    if not before:
+    if not before and not own_code(client):
         return
     copied = copy.deepcopy(client).to(collator.device).train()
     batch = single(collator([first]))
+    versions = {name: tensor._version for name, tensor in batch.tensors().items()}
     # an error here occurs once more later, and is reported then
     with torch.no_grad(), torch.random.fork_rng(), contextlib.suppress(Exception), within(time_limit):
         copied.output(copied.parameter_dict(), batch)
+    if written := [name for name, tensor in batch.tensors().items() if tensor._version != versions[name]]:
+        raise ValueError(
+            f"model.net changes batch.{written[0]} in place, which is the client's data: compute a new tensor instead "
+            "(x = x - 1 rather than x -= 1, no inplace=True on inputs)"
+        )
     now = dict(copied.net.named_buffers())
     changed = [name for name, value in before.items() if name not in now or not equal(value, now[name])]
     if changed:

@@ -79,14 +79,15 @@ class PlainNet(nn.Module):
     def __init__(self, net: nn.Module, num_features: Any, num_outputs: int) -> None:
         super().__init__()
         self._inputs = self._inputs_of(net)
-        adopt_statistics(net)
         self._net = (net,)  # in a tuple, so that it is not registered: its parts belong to this module
         self.takes_edge_weight, self.takes_edge_attr = (
             self._inputs.takes_data or name in self._inputs.edges for name in EDGE_INPUTS
         )
         self._head = ""
-        trial = Trial(net, self._inputs, num_features)
+        trial = Trial(net, self._inputs, num_features)  # after which lazy layers have their parameters
+        adopt_statistics(net)
         output = trial.run()
+        self._inputs.copies = trial.changes_inputs()
         self.pools = self.needs_graph_examples = self._inputs.pools
         row = self._inputs.row
         trial.adopt_buffers()
@@ -201,11 +202,14 @@ class PlainNet(nn.Module):
             result = self._inputs(net, graph)
         finally:
             hook.remove()
-        return (
-            NetOutput(*result[:2])
-            if isinstance(result, tuple)
-            else NetOutput(result, getattr(seen[-1], "dense", seen[-1]))
-        )
+        if isinstance(result, tuple):
+            return NetOutput(*result[:2])
+        if not seen:
+            raise ValueError(
+                f"{self.plain_name}.forward computes logits without {self._head}, which computed them in a trial on "
+                "three rows: call the same last layer whatever the values are"
+            )
+        return NetOutput(result, getattr(seen[-1], "dense", seen[-1]))
 
     @property
     def _head_is_added(self) -> bool:

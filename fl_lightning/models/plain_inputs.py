@@ -23,7 +23,10 @@ class Inputs:
         edges: What it reads about the edges, and whether that is required.
         graphs: What it may read about several graphs.
         pools: Whether it is called with several graphs, and returns a row for each.
+        copies: Whether it gets copies of the client's data, which it changes in place.
     """
+
+    copies = False
 
     #: What its inputs are, and the shapes that it is to return.
     reads, returns = (
@@ -54,16 +57,21 @@ class Inputs:
         Raises:
             ValueError: ``forward`` requires something that the graph does not have.
         """
-        edges = {name: getattr(graph, name, None) for name in EDGE_INPUTS}
+        edges = {name: self._given(getattr(graph, name, None)) for name in EDGE_INPUTS}
+        x = self._given(graph.x)
         if self.takes_data:
             from torch_geometric.data import Data  # takes a second
 
             graphs = {"batch": graph.batch, "num_graphs": graph.batch_size} if self.pools else {}
-            return net(Data(x=graph.x, edge_index=graph.edge_index, **edges, **graphs))
+            return net(Data(x=x, edge_index=graph.edge_index, **edges, **graphs))
         if missing := [name for name, is_needed in self.edges.items() if is_needed and edges[name] is None]:
             raise ValueError(f"{type(net).__name__}.forward needs {missing[0]}, which the clients' graphs do not have")
         graphs = {name: getattr(graph, name) for name in (self.graphs if self.pools else ())}
-        return net(graph.x, edge_index=graph.edge_index, **{name: edges[name] for name in self.edges}, **graphs)
+        return net(x, edge_index=graph.edge_index, **{name: edges[name] for name in self.edges}, **graphs)
+
+    def _given(self, value: Any) -> Any:
+        """An input, or a copy of it."""
+        return value.clone() if self.copies and value is not None else value
 
 
 class ExampleInputs(Inputs):
@@ -85,7 +93,7 @@ class ExampleInputs(Inputs):
 
     def __call__(self, net: nn.Module, examples: Any) -> Any:
         """Call the module with examples that have ``x``."""
-        return net(examples.x)
+        return net(self._given(examples.x))
 
 
 def reads_graphs(net: nn.Module) -> bool:

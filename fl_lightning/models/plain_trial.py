@@ -1,5 +1,6 @@
 """Finds out what a plain module returns, by calling copies of it on three nodes of two graphs, or three examples."""
 
+import contextlib
 import copy
 import itertools
 import math
@@ -74,6 +75,14 @@ class Trial:
             shape = [tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__ for part in parts]
             raise ValueError(f"{self.name} returns {shape} for 3 {self.inputs.row}s: return {self.inputs.returns}")
         return tuple(parts) if len(parts) > 1 else parts[0]
+
+    def changes_inputs(self) -> bool:
+        """Whether the module changes what it is called with in place, in training or in evaluation."""
+        for training in (True, False):
+            with contextlib.suppress(Exception):  # it is the user's code, and raises it once more where it is trained
+                self._call(copy.deepcopy(self.net), training=training)
+        inputs = (self.graph.x, self.graph.edge_weight, self.graph.edge_attr)
+        return any(value is not None and value._version > 0 for value in inputs)
 
     @property
     def num_rows(self) -> int:

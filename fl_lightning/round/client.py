@@ -352,10 +352,7 @@ class ClientModule(LightningModule, Counted):
             raise ValueError(f"model.optimizer: {error}") from error
 
     def build_optimizer(self, named_parameters: Iterable[tuple[str, Tensor]]) -> Optimizer:
-        """Build the optimizer over named parameters, of one client or of a whole stack.
-
-        Override it for settings that differ by parameter name; each tensor must be treated on its own.
-        """
+        """Build the optimizer over one client's named parameters; override it for settings that differ by name."""
         return self.optimizer_factory([parameter for _, parameter in named_parameters])
 
     def clip(self, gradients: Mapping[str, Tensor | None]) -> Mapping[str, Tensor | None]:

@@ -259,6 +259,80 @@ def test_any_optimizer_gives_the_same_in_both_executors(
     assert_same(states[1], states[0], tolerance=1e-9)
 
 
+def by_rank(parameters: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
+    """Weight decay for matrices alone, as usual."""
+    groups = [[p for p in parameters if p.dim() > 1], [p for p in parameters if p.dim() <= 1]]
+    return SGD([{"params": groups[0], "weight_decay": 0.3}, {"params": groups[1], "lr": 0.5}], lr=0.1, momentum=0.5)
+
+
+class Bounded(Adagrad):
+    """Bounds the norm of all gradients that it is given."""
+
+    def step(self, closure=None):
+        torch.nn.utils.clip_grad_norm_([p for group in self.param_groups for p in group["params"]], 0.05)
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("optimizer", [by_rank, lambda ps: by_rank(ps[:2]), Bounded], ids=["rank", "place", "norm"])
+def test_an_optimizer_sees_the_parameters_of_one_client(
+    optimizer, federation, make_model, make_trainer, assert_same
+) -> None:
+    states = []
+    participation = Participation(straggler_probability=0.5)
+    for executor in (SequentialExecutor(), StackedExecutor(max_padding=0.9)):
+        trainer = make_trainer(executor=executor, precision="64-true", participation=participation)
+        trainer.fit(make_model(optimizer=optimizer), federation, FedPer(num_epochs=2))
+        states.append(dict(trainer.run.executor.state().parameters))
+    assert_same(states[1], states[0], tolerance=1e-12)
+
+
+def decaying(parameters: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
+    """Steps a scheduler of its own."""
+    optimizer = SGD(parameters, lr=0.2)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    optimizer.register_step_post_hook(lambda *_: scheduler.step())
+    return optimizer
+
+
+class Counting(torch.optim.Optimizer):
+    """Counts its steps as many optimizers outside torch do: in the state of parameters, or in the group."""
+
+    def __init__(self, parameters, place: str) -> None:
+        super().__init__(parameters, {"lr": 0.1, "place": place})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in (p for p in group["params"] if p.grad is not None):
+                where = group if group["place"] == "group" else self.state[p]
+                where["count"] = where.get("count", 0) + 1
+                p.sub_(group["lr"] / where["count"] * p.grad)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "kept"),
+    [
+        (functools.partial(Counting, place="group"), "Counting keeps count"),
+        (functools.partial(Counting, place="state"), "Counting keeps count"),
+        (decaying, "SGD keeps lr"),
+    ],
+    ids=["group", "state", "scheduler"],
+)
+def test_optimizers_whose_state_would_be_lost_are_refused(
+    optimizer, kept, federation, make_model, make_trainer, assert_same
+) -> None:
+    states = []
+    participation = Participation(straggler_probability=0.5)
+    for executor in (SequentialExecutor, functools.partial(StackedExecutor, storage="disk")):
+        model = make_model(optimizer=optimizer)
+        with pytest.raises(ValueError, match=rf"model\.optimizer: {kept} outside .*reset_optimizer"):
+            make_trainer(executor=executor()).fit(model, federation, FedAvg())
+        trainer = make_trainer(executor=executor(), precision="64-true", participation=participation)
+        trainer.fit(model, federation, FedAvg(reset_optimizer=True))
+        states.append(dict(trainer.run.executor.state().parameters))
+    assert_same(states[1], states[0], tolerance=1e-12)
+
+
 def test_each_client_clips_its_own_gradient(federation, make_model, make_trainer, assert_same) -> None:
     optimizer = functools.partial(SGD, lr=0.5)
 

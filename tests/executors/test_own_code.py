@@ -393,3 +393,19 @@ def test_a_client_may_have_a_frozen_net_beside_its_own() -> None:
     client = SecondNet(is_frozen=True)
     for _ in range(2):  # a second run builds its net again
         client.build(4, 3)
+
+
+def test_a_net_that_changes_its_batch_is_refused(federation: Any, make_trainer: Any) -> None:
+    class Shrinking(nn.Module):
+        def __init__(self, num_features: int, num_outputs: int) -> None:
+            super().__init__()
+            self.lin = nn.Linear(num_features, num_outputs)
+
+        def forward(self, batch: Any) -> Tensor:
+            return self.lin(batch.propagated_x.mul_(0.9))
+
+    for executor in (StackedExecutor, SequentialExecutor):
+        with pytest.raises(
+            ValueError, match=r"model\.net changes batch\.propagated_x in place, .* compute a new tensor"
+        ):
+            make_trainer(executor=executor()).fit(ClientModule(Shrinking), federation, FedAvg(num_epochs=1))

@@ -172,3 +172,49 @@ def test_a_net_without_edges_is_refused_for_graphs(make_trainer, federation) -> 
     net = nn.Sequential(nn.Linear(federation.num_features, 5))
     with pytest.raises(ValueError, match=r"Sequential reads no edges, .* give its forward a parameter edge_index"):
         make_trainer(num_rounds=1).fit(ClientModule(net), federation, FedAvg())
+
+
+class Shifted(nn.Linear):
+    def __init__(self, *, in_place: bool) -> None:
+        super().__init__(4, 2)
+        self.in_place = in_place
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.sub_(0.5) if self.in_place else x - 0.5)
+
+
+def dropping(*, in_place: bool) -> nn.Module:
+    return nn.Sequential(nn.Dropout(0.4, inplace=in_place), nn.Linear(4, 6), nn.AlphaDropout(0.2), nn.Linear(6, 2))
+
+
+@pytest.mark.filterwarnings("ignore:model.net Sequential")
+@pytest.mark.parametrize("kind", [Shifted, dropping])
+def test_a_net_that_changes_its_inputs_leaves_the_clients_data_alone(kind, make_trainer, assert_same) -> None:
+    data = FederatedDataModule(Clouds())
+    data.setup()
+    nets = [kind(in_place=True), kind(in_place=False)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    results = [make_trainer(num_rounds=2).fit(ClientModule(net, SLOW), data, FedAvg(num_epochs=2)) for net in nets]
+    assert_same(*results)
+
+
+def test_lazy_layers_may_normalize() -> None:
+    layers = nn.LazyLinear(6), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(2)
+    net = fitted(lambda width, outputs: nn.Sequential(*layers), 4, 2)
+    assert net.get_parameter("1.running_mean").shape == (6,)
+    assert not dict(net.named_buffers())
+
+
+class Chooses(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.one(x) if x.sum() < 1 else self.other(x)
+
+
+def test_a_last_layer_that_depends_on_the_values_is_refused() -> None:
+    net = fitted(Chooses(), 4, 2)
+    with pytest.raises(ValueError, match=r"Chooses.forward computes logits without one, .* the same last layer"):
+        net(batch_of(torch.ones(3, 4)))
