@@ -173,13 +173,13 @@ class PlainNet(nn.Module):
         return super().train(mode)
 
     def forward(self, batch: Any) -> NetOutput:
-        """Run the module; in training, its random draws follow from the batch's key."""
+        """Run the module; its random draws follow from the batch's key."""
         if not self.why_alone and isinstance(batch, GraphBatch):
             from fl_lightning.models.stacked.graph import StackedGraph  # takes a second
 
             with StackedGraph(batch, has_dropout=self.has_dropout) as graph:
                 return graph.examples(self._run(self.stacked_net, graph))
-        with drawn_by(batch.key) if self.training else contextlib.nullcontext():
+        with drawn_by(batch.key):
             if not isinstance(batch, GraphSetBatch):
                 return self._run(self._net[0], batch.plain)
             from fl_lightning.models.stacked.graph import plain_graphs  # takes a second

@@ -1,6 +1,5 @@
 """Plain PyTorch modules for rows of tables, series and images: ``forward(x)`` returns a row of logits for each."""
 
-import contextlib
 from typing import Any
 
 from torch import nn
@@ -48,9 +47,9 @@ class PlainExampleNet(PlainNet):
         self.train(self.training)
 
     def forward(self, batch: Any) -> NetOutput:
-        """Run the module; in training, its random draws follow from the batch's key."""
+        """Run the module; its random draws follow from the batch's key."""
         if self.why_alone:
-            with drawn_by(batch.key) if self.training else contextlib.nullcontext():
+            with drawn_by(batch.key):
                 return self._run(self._net[0], batch)
         from fl_lightning.models.stacked.examples import StackedExamples
 

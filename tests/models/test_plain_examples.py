@@ -218,3 +218,16 @@ def test_a_last_layer_that_depends_on_the_values_is_refused() -> None:
     net = fitted(Chooses(), 4, 2)
     with pytest.raises(ValueError, match=r"Chooses.forward computes logits without one, .* the same last layer"):
         net(batch_of(torch.ones(3, 4)))
+
+
+class Noisy(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + torch.randn_like(x))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_own_random_numbers_follow_from_the_key(training) -> None:
+    net, batch = fitted(Noisy, 4, 2).train(training), batch_of(torch.randn(9, 4))
+    first, again = net(batch).logits, net(batch).logits
+    assert torch.equal(first, again)
+    assert not torch.allclose(first, net(batch.replace({"key": torch.tensor(4)})).logits)
