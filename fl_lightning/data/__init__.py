@@ -29,10 +29,11 @@ from fl_lightning.data.partition.table import ClientStatistics, PartitionTable
 from fl_lightning.data.preparation import Preparation, prepare_graph
 from fl_lightning.data.sources.activity import HAR
 from fl_lightning.data.sources.base import FileSource, GraphSource, Source
+from fl_lightning.data.sources.example_sets import ExampleSetFile, ExampleSetSource, InMemoryExampleSet
 from fl_lightning.data.sources.examples import Examples, ExampleSource
 from fl_lightning.data.sources.generated import PlantedCommunities, SuperClusterSBM
 from fl_lightning.data.sources.graph_sets import GraphSetFile, GraphSetSource, InMemoryGraphSet
-from fl_lightning.data.sources.images import CompCars, HeterogeneousCIFAR10, RotatedMNIST
+from fl_lightning.data.sources.images import CompCars, HeterogeneousCIFAR10, ImageSet, RotatedMNIST
 from fl_lightning.data.sources.lazy import GeneratedClients, LazySource, ShardSource
 from fl_lightning.data.sources.links import Links, SEALSource
 from fl_lightning.data.sources.many_graph_sets import GraphSets, ManyGraphSets
@@ -89,6 +90,8 @@ __all__ = [
     "EdgeInsertion",
     "EdgeRemoval",
     "ExampleFile",
+    "ExampleSetFile",
+    "ExampleSetSource",
     "ExampleSource",
     "Examples",
     "FeatureNoise",
@@ -107,6 +110,8 @@ __all__ = [
     "Heterogeneity",
     "HeterogeneousCIFAR10",
     "HeterophilousSource",
+    "ImageSet",
+    "InMemoryExampleSet",
     "InMemoryExamples",
     "InMemoryGraphSet",
     "InMemorySource",

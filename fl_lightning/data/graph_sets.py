@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,6 +18,7 @@ from torch_geometric.utils import coalesce, remove_self_loops, to_undirected
 from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.batches.graph_sets import ClientGraphs
 from fl_lightning.data.allocation import masks_of
+from fl_lightning.data.columns import Column, numbered
 from fl_lightning.data.edge_data import EDGE_DATA
 from fl_lightning.data.preparation import Preparation, prepare_graph
 
@@ -41,7 +41,7 @@ class LoadedGraphs:
     """
 
     graphs: Sequence[Data]
-    columns: Mapping[str, Sequence[str] | Sequence[float]] = field(default_factory=dict)
+    columns: Mapping[str, Column] = field(default_factory=dict)
     names: tuple[str, ...] | None = None
     kind: str | None = None
     class_names: tuple[str, ...] | None = None
@@ -93,26 +93,12 @@ class PreparedGraphs:
         size_G, edges_G = self.num_nodes_G.double(), self.num_edges_G.double()
         sum_G = size_G.new_zeros(self.num_graphs).index_add(0, self.graph_of_N, self.union.x.double().mean(dim=1))
         traits = (size_G, edges_G / size_G, edges_G / (size_G * (size_G - 1)).clamp(min=1), sum_G / size_G)
-        columns = {name: self.column(name) for name in self.loaded.columns}
+        columns = {name: numbered(column) for name, column in self.loaded.columns.items()}
         if self.loaded.roles is not None:
             columns |= {name.removesuffix("_N"): mask_G for name, mask_G in masks_of(self.loaded.roles).items()}
         return Data(
             y=y_G, num_nodes=self.num_graphs, examples="graphs", **dict(zip(TRAITS, traits, strict=True)), **columns
         )
-
-    def column(self, name: str) -> Tensor:
-        """A column as numbers: texts by their places among :meth:`values`."""
-        entries = self.loaded.columns[name]
-        if not isinstance(entries[0], str):
-            return torch.as_tensor(np.asarray(entries))
-        number = {text: place for place, text in enumerate(self.values(name))}
-        return torch.tensor([number.get(str(text), -1) for text in entries])
-
-    def values(self, name: str) -> list[str]:
-        """The different texts of a column, without the empty one; of numbers, their texts."""
-        entries = self.loaded.columns[name]
-        different = sorted(set(entries) - {""})  # type: ignore[type-var]
-        return [str(each) for each in different]
 
     def client(
         self,

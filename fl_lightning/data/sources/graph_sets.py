@@ -13,19 +13,18 @@ from torch_geometric.data import Data
 
 from fl_lightning.data.allocation import Allocation, Asked, digest_of
 from fl_lightning.data.graph_sets import LoadedGraphs, PreparedGraphs, prepared_graphs
-from fl_lightning.data.partition.partitioners import GivenPartitioner, Partitioner
 from fl_lightning.data.partition.table import PartitionTable
 from fl_lightning.data.preparation import Preparation
 from fl_lightning.data.settings import check_count, check_flag, check_is_file, digest_of_file, user_path
 from fl_lightning.data.sources.array_file import reading
-from fl_lightning.data.sources.base import Source, allow_pickled_graphs
-from fl_lightning.data.sources.examples import client_names
+from fl_lightning.data.sources.base import allow_pickled_graphs
+from fl_lightning.data.sources.sets import SetSource
 from fl_lightning.data.targets import checked_targets
 from fl_lightning.tasks import GraphClassification, GraphRegression, Task
 from fl_lightning.tasks.base import kind_of_target
 
 
-class GraphSetSource(Source):
+class GraphSetSource(SetSource):
     """A set of graphs, each with a class, labels or numbers of its own. A partitioner makes clients of it.
 
     Partitioners see of each graph its class, ``size`` (nodes), ``degree`` (mean), ``density``, ``features`` (mean), and
@@ -37,8 +36,7 @@ class GraphSetSource(Source):
             the highest that occurs.
     """
 
-    #: The column with the clients, where no partitioner is given; None if one is needed.
-    clients_by: str | None = None
+    noun = "graphs"
 
     def __init__(self, undirected: bool = True, max_degree: int | None = None) -> None:
         check_flag("undirected", undirected)
@@ -77,23 +75,6 @@ class GraphSetSource(Source):
         """The graphs, read and prepared; messages call them by the title."""
         return prepared_graphs(self.load(root, cache_dir), self.preparation, title or str(self), self.max_degree)
 
-    def partitioner_for(self, given: Partitioner | None) -> Partitioner:
-        """The given one, or that of the natural clients."""
-        if given is None and self.clients_by is not None:
-            return GivenPartitioner(self.clients_by)
-        if given is None:
-            raise ValueError(
-                f"data.partitioner is missing: {type(self).__name__} is one set of graphs, which has to be shared out, "
-                "for example by a RandomPartitioner"
-            )
-        if given.needs_edges:
-            raise ValueError(
-                f"data.partitioner is {type(given).__name__}, which cuts one graph along its edges, but "
-                f"{type(self).__name__} is a set of graphs: choose RandomPartitioner, DirichletPartitioner, "
-                "SortedPartitioner or GivenPartitioner"
-            )
-        return given
-
     def prepare(self, asked: Asked) -> PreparedGraphs:
         """The graphs; what is converted is cached before other processes read it."""
         return self.read(asked.root, asked.cache_dir)
@@ -102,15 +83,8 @@ class GraphSetSource(Source):
         """Every client's graphs."""
         assert asked.partitioner is not None
         task, [y_G] = task_and_targets([prepared], [str(self)])
-        if asked.partitioner.needs_classes and not task.target.has_classes:
-            raise ValueError(
-                f"{type(asked.partitioner).__name__} shares graphs out by their classes, but these have "
-                f"{task.target.name}: choose another partitioner, such as RandomPartitioner"
-            )
         summary = prepared.summary(task.target.strata(y_G))
-        shares = asked.partitioner(summary, asked.seed)
-        roles = asked.splitter(summary, shares, asked.seed)
-        names = self._client_names(asked.partitioner, prepared, shares)
+        names, shares, roles = self.shared_out(asked, task, summary, prepared.loaded.columns)
         identity = asked.identity(self.identity(), partitioner=asked.partitioner.identity())
         has_names = prepared.loaded.names is not None
         class_names = prepared.loaded.class_names or self.class_names
@@ -130,18 +104,6 @@ class GraphSetSource(Source):
     def describe(self, allocation: Allocation, *, seed: int, non_iidness: bool) -> PartitionTable:
         """Of graphs also sizes, degrees and targets."""
         return table_of(allocation)
-
-    def _client_names(
-        self, partitioner: Partitioner, prepared: PreparedGraphs, shares: Sequence[Tensor]
-    ) -> tuple[str, ...]:
-        """Clients that are the values of a column are called by them."""
-        column = str(getattr(partitioner, "attribute", ""))
-        if column not in prepared.loaded.columns:
-            return client_names("client", len(shares))
-        texts = prepared.values(column)
-        if all(isinstance(entry, str) for entry in prepared.loaded.columns[column]):
-            return tuple(texts[int(prepared.column(column)[share[0]])] for share in shares)
-        return tuple(str(prepared.column(column)[share[0]].item()) for share in shares)
 
 
 class InMemoryGraphSet(GraphSetSource):

@@ -3,6 +3,7 @@
 Shape legend: C clients, M images of all clients, K classes.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,11 +12,51 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fl_lightning.data.columns import Column
 from fl_lightning.data.settings import check_count
 from fl_lightning.data.sources.array_file import read_arrays
 from fl_lightning.data.sources.cifar_batches import has_cifar10_batches, read_cifar10_batches
+from fl_lightning.data.sources.example_sets import ExampleSetSource
 from fl_lightning.data.sources.examples import Examples, ExampleSource, client_names
 from fl_lightning.kernels.randomness import generator
+
+CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+class ImageSet(ExampleSetSource):
+    """MNIST or CIFAR-10, training and test images pooled, for a partitioner.
+
+    x (1, 28, 28) or (3, 32, 32) in [0, 1].
+
+    Files: those of :class:`RotatedMNIST` and :class:`HeterogeneousCIFAR10`.
+
+    Args:
+        name: ``MNIST`` or ``CIFAR10``.
+
+    Source: shared out by a :class:`DirichletPartitioner`, the usual label skew (Hsu, Qi, Brown: "Measuring the Effects
+    of Non-Identical Data Distribution for Federated Visual Classification", 2019).
+    """
+
+    noun = "images"
+
+    def __init__(self, name: str = "MNIST") -> None:
+        super().__init__("classes")
+        if name not in ("MNIST", "CIFAR10"):
+            raise ValueError(f"name is {name!r}: give MNIST or CIFAR10")
+        self.name = name
+        self.class_names = CIFAR10_CLASSES if name == "CIFAR10" else None
+
+    def __str__(self) -> str:
+        """With the name."""
+        return f"ImageSet({self.name!r})"
+
+    def load(self, root: Path) -> tuple[Any, Mapping[str, Column]]:  # noqa: D102
+        image_M, y_M = _cifar10(root) if self.name == "CIFAR10" else _mnist(root)
+        return (_scaled(image_M), y_M), {}
+
+    def identity(self) -> dict[str, Any]:
+        """Also the name."""
+        return {**super().identity(), "name": self.name}
 
 
 class RotatedMNIST(ExampleSource):
@@ -39,7 +80,7 @@ class RotatedMNIST(ExampleSource):
         self.examples_per_client = examples_per_client
 
     def load(self, root: Path, seed: int) -> Examples:  # noqa: D102
-        image_M, y_M = _pooled(root, "MNIST/mnist.npz", "28, 28")
+        image_M, y_M = _mnist(root)
         order_M = torch.randperm(len(y_M), generator=generator(seed, "rotated MNIST"))
         shares = [idx[: self.examples_per_client] for idx in order_M.tensor_split(self.num_clients)]
         _check_shares(shares, self.examples_per_client)
@@ -47,7 +88,7 @@ class RotatedMNIST(ExampleSource):
         return Examples(
             names=client_names("client", self.num_clients),
             x=tuple(
-                torch.rot90(_scaled(image_M[idx]), turn, dims=(1, 2))[:, None].contiguous()
+                torch.rot90(_scaled(image_M[idx]), turn, dims=(2, 3)).contiguous()
                 for idx, turn in zip(shares, turns, strict=True)
             ),
             y=tuple(y_M[idx] for idx in shares),
@@ -79,7 +120,7 @@ class HeterogeneousCIFAR10(ExampleSource):
     clients have 1,515 to 1,839 training images, a narrower range than ours.
     """
 
-    class_names = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+    class_names = CIFAR10_CLASSES
 
     def __init__(
         self, num_clients: int = 30, classes_per_client: int = 5, examples_per_client: int | None = None
@@ -93,11 +134,7 @@ class HeterogeneousCIFAR10(ExampleSource):
         self.examples_per_client = examples_per_client
 
     def load(self, root: Path, seed: int) -> Examples:  # noqa: D102
-        if has_cifar10_batches(root):
-            image_M, y_M = read_cifar10_batches(root)
-        else:
-            standard = "; or the standard folder cifar-10-batches-py of CIFAR-10's Python version"
-            image_M, y_M = _pooled(root, "CIFAR10/cifar10_subset.npz", "3, 32, 32", standard)
+        image_M, y_M = _cifar10(root)
         shares = self._share_out(y_M, seed)
         return Examples(
             names=client_names("client", self.num_clients),
@@ -192,6 +229,20 @@ def _pooled(root: Path, path: str, shape: str, alternative: str = "") -> tuple[T
     image_M = np.concatenate([arrays["x_train"], arrays["x_test"]])
     y_M = np.concatenate([arrays["y_train"], arrays["y_test"]])
     return torch.from_numpy(image_M), torch.from_numpy(y_M)
+
+
+def _mnist(root: Path) -> tuple[Tensor, Tensor]:
+    """All images of MNIST, with their one channel."""
+    image_M, y_M = _pooled(root, "MNIST/mnist.npz", "28, 28")
+    return image_M[:, None], y_M
+
+
+def _cifar10(root: Path) -> tuple[Tensor, Tensor]:
+    """All images of CIFAR-10, or of the part."""
+    if has_cifar10_batches(root):
+        return read_cifar10_batches(root)
+    standard = "; or the standard folder cifar-10-batches-py of CIFAR-10's Python version"
+    return _pooled(root, "CIFAR10/cifar10_subset.npz", "3, 32, 32", standard)
 
 
 def _check_bytes(path: Path, arrays: dict[str, npt.NDArray[Any]], *names: str) -> None:

@@ -10,6 +10,7 @@ from torch_geometric.data import Data, Dataset, HeteroData
 from fl_lightning.data.partition.record import hash_features
 from fl_lightning.data.preparation import Preparation
 from fl_lightning.data.sources.base import FileSource, GraphSource, Source
+from fl_lightning.data.sources.example_sets import InMemoryExampleSet
 from fl_lightning.data.sources.graph_sets import GraphSetSource
 from fl_lightning.data.sources.joined import GRAPH, Part, joined
 from fl_lightning.data.sources.many_graph_sets import GraphSets, ManyGraphSets
@@ -17,8 +18,8 @@ from fl_lightning.data.sources.own_examples import InMemoryExamples, are_example
 
 #: What the data module takes in place of a source.
 _TAKEN = (
-    "give a source, a graph (torch_geometric.data.Data) or its file, or, in a list or dictionary with a value for each "
-    "client, graphs, lists of graphs, or pairs of inputs and targets (tensors, arrays)"
+    "give a source, a graph (torch_geometric.data.Data) or its file, or a pair of inputs and targets (tensors, "
+    "arrays); or, in a list or dictionary with a value for each client, graphs, lists of graphs, or such pairs"
 )
 
 
@@ -118,7 +119,8 @@ def as_source(source: Any) -> Source:
 
     A graph in memory or a file is one graph, as is a data set of PyG that has one; a list or a dictionary of graphs,
     files or sources has a client for each; a list of lists of graphs, or of sets of graphs, has clients whose graphs
-    have labels; a list or a dictionary of pairs of tensors, or of data sets of PyTorch, has clients with examples.
+    have labels; a list or a dictionary of pairs of tensors, or of data sets of PyTorch, has clients with examples, and
+    one such pair or data set has examples for a partitioner.
 
     Raises:
         ValueError: It is none of these.
@@ -147,6 +149,8 @@ def _converted(source: Any) -> Any:
         return FileSource(str(source))
     if isinstance(source, Dataset) and len(source) == 1:
         return InMemorySource(source[0])
+    if are_examples(source):
+        return InMemoryExampleSet(source)
     if isinstance(source, Mapping | list | tuple):
         given, names = (source.values(), [*map(str, source)]) if isinstance(source, Mapping) else (source, None)
         return _of_clients(list(given), names)

@@ -31,8 +31,7 @@ class _OwnExamples(ExampleSource):
     """
 
     def __init__(self, task: str | None = None) -> None:
-        if task is not None and task not in _KINDS:
-            raise ValueError(f"task must be one of {', '.join(_KINDS)}, or None, got {task!r}")
+        check_kind(task)
         self.kind = task
 
     @abstractmethod
@@ -40,23 +39,10 @@ class _OwnExamples(ExampleSource):
         """Inputs and targets of each client."""
 
     def load(self, root: Path, seed: int) -> Examples:
-        pairs = {name: _pair(name, given) for name, given in self.read().items()}
+        pairs = {name: pair_of(name, given) for name, given in self.read().items()}
         if not pairs:
             raise ValueError("there are no clients: give at least one")
-        given = [y for _, y in pairs.values()]
-        if len(shapes := sorted({tuple(y.shape[1:]) for y in given})) > 1:
-            raise ValueError(f"the clients' targets have rows of the shapes {shapes}: give all of one shape")
-        y = torch.cat(given)
-        targets = checked_targets(y, len(y), "y", None, self.kind, "example")
-        is_classes = targets.dim() == 1
-        return Examples(
-            names=tuple(pairs),
-            x=tuple(x.float().view(len(x), -1) if x.dim() == 1 else x.float() for x, _ in pairs.values()),
-            y=torch.split(targets, [len(each) for each in given]),
-            num_outputs=int(targets.max()) + 1 if is_classes else targets.shape[1],
-            multi_label=kind_of_target(y, given=self.kind) == "labels",
-            gaps=not is_classes and bool(targets.isnan().any()),
-        )
+        return examples_of(pairs, self.kind)
 
 
 class InMemoryExamples(_OwnExamples):
@@ -132,6 +118,38 @@ class ExampleFile(_OwnExamples):
         return {"source": type(self).__name__, "task": self.kind, "sha256": digest_of_file(self.path)}
 
 
+def check_kind(task: str | None) -> None:
+    """Check the setting ``task`` of a source.
+
+    Raises:
+        ValueError: It is no kind of target.
+    """
+    if task is not None and task not in _KINDS:
+        raise ValueError(f"task must be one of {', '.join(_KINDS)}, or None, got {task!r}")
+
+
+def examples_of(pairs: Mapping[str, tuple[Tensor, Tensor]], kind: str | None) -> Examples:
+    """Inputs and targets by client as examples.
+
+    Raises:
+        ValueError: They are not sound.
+    """
+    given = [y for _, y in pairs.values()]
+    if len(shapes := sorted({tuple(y.shape[1:]) for y in given})) > 1:
+        raise ValueError(f"the clients' targets have rows of the shapes {shapes}: give all of one shape")
+    y = torch.cat(given)
+    targets = checked_targets(y, len(y), "y", None, kind, "example")
+    is_classes = targets.dim() == 1
+    return Examples(
+        names=tuple(pairs),
+        x=tuple(x.float().view(len(x), -1) if x.dim() == 1 else x.float() for x, _ in pairs.values()),
+        y=torch.split(targets, [len(each) for each in given]),
+        num_outputs=int(targets.max()) + 1 if is_classes else targets.shape[1],
+        multi_label=kind_of_target(y, given=kind) == "labels",
+        gaps=not is_classes and bool(targets.isnan().any()),
+    )
+
+
 def are_examples(given: Any) -> bool:
     """Whether this is what :class:`InMemoryExamples` has of a client."""
     if isinstance(given, Dataset):  # those of PyG are of graphs
@@ -156,8 +174,12 @@ def _numbers(given: Any, name: str) -> Tensor:
     return torch.from_numpy(array)
 
 
-def _pair(name: str, given: Any) -> tuple[Tensor, Tensor]:
-    """A client's inputs and targets."""
+def pair_of(name: str, given: Any) -> tuple[Tensor, Tensor]:
+    """A client's inputs and targets.
+
+    Raises:
+        ValueError: They are no pair of equally many rows of numbers.
+    """
     pair = given
     if are_examples(given) and isinstance(given, Dataset):
         try:

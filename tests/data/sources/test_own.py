@@ -95,7 +95,7 @@ def test_masks_that_all_graphs_have_are_kept(tmp_path: Path) -> None:
         ([graph(12), 3], r"holds a int, which is not a source of a graph: give a source, a graph \(torch_geometric"),
         (graph(12), "data.partitioner is missing: InMemorySource is one graph"),
         ([graph(12), Data(x=torch.rand(3, 3))], "^graph 1 has no edge_index, y"),
-        (7, "data.source is a int, which is not a source: give a source, a graph .* pairs of inputs and targets"),
+        (7, "data.source is a int, which is not a source: give a source, a graph .* pair of inputs and targets"),
         (HeteroData(), r"several types of nodes or edges: give data.to_homogeneous\(\)"),
         (FakeDataset(3), r"FakeDataset of 3 graphs: give list\(dataset\) if .*InMemoryGraphSet\(list\(dataset\)\)"),
         (
