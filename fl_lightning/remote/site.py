@@ -37,7 +37,6 @@ from fl_lightning.remote.own import own_of, with_own_outputs
 from fl_lightning.remote.policy import Refused, SitePolicy
 from fl_lightning.remote.questions import check_question, check_start
 from fl_lightning.remote.release import check_hidden, check_plan, pay_for, released_scores, released_update
-from fl_lightning.remote.requests import received_by_all
 from fl_lightning.remote.sealed import SealedFiles
 from fl_lightning.remote.secure import check_stage
 from fl_lightning.remote.states import StateStore
@@ -252,11 +251,10 @@ class Site:
         return Message(kind="response", about={"to": message.name, **self.sum.step(message.kind, message.about)})
 
     def _enter(self, message: Message, address: Sequence[Any], work: str | None) -> int:
-        """Take part in the sum that a message asks for; returns how many clients are summed."""
+        """Take part in the sum that a message asks for; returns how many clients are summed at the least."""
         if self._entry(message.about["state"]) != self.sum.state.get("state"):
             raise Refused("no sum was started from this state")
-        sealed = {int(client): text for client, text in message.about["shares"].items()}
-        return self.sum.enter(address, sealed, work, received_by_all(message))
+        return self.sum.enter(message, address, work)
 
     def _entry(self, digest: str) -> str:
         """A state's name in the site's ledger, which is the same in all runs."""

@@ -26,7 +26,9 @@ from torch import Tensor, from_numpy
 from fl_lightning.remote import masking
 from fl_lightning.remote.identity import Identity, Unproven
 from fl_lightning.remote.ledger import SumLedger
+from fl_lightning.remote.message import Message
 from fl_lightning.remote.policy import Refused
+from fl_lightning.remote.requests import received_by_all
 from fl_lightning.remote.sealed import SealedFiles
 from fl_lightning.remote.secure import CANNOT_OPEN, FEWEST_CLIENTS, threshold_of
 
@@ -157,31 +159,35 @@ class SumMember:
         self._keep()
         return {"shares": sent, "seed_digest": self._seed_digest()}
 
-    def enter(self, address: Sequence[Any], sealed: Mapping[int, str], work: str | None, received: str) -> int:
+    def enter(self, request: Message, address: Sequence[Any], work: str | None) -> int:
         """Check and record who is summed, before the work is done.
 
+        The masks of a sum hide one response: two under the same masks would reveal their difference.
+
         Args:
+            request: The request for the work. What the other members have sealed for this site is in it, by client:
+                these and this site are summed.
             address: Identifies the sum within the run.
-            sealed: What the other members have sealed for this site, by client: these and this site are summed.
             work: A digest of the request; None if there may be several requests for one state.
-            received: What must be the same for all members, as
-                :func:`~fl_lightning.remote.requests.received_by_all` returns it.
 
         Returns:
-            The maximum number of clients in the sum.
+            The minimum number of clients in the sum: as many must survive, and not all members need to.
 
         Raises:
-            Refused: There are too few clients, a share cannot be opened, or the state was already summed with others or
-                for other work.
+            Refused: There are too few clients, a share cannot be opened, the sum is for another request, or the state
+                was already summed with others or for other work.
         """
-        if "label" not in self.state or self.state["place"] != list(address):
+        if "label" not in self.state or [self.state["purpose"], self.state["place"]] != [request.kind, list(address)]:
             raise Refused("no sum was started for this")
+        sealed = {int(client): text for client, text in request.about["shares"].items()}
         keys = self.state["keys"]
         members = sorted({*sealed, self.client})
         if self.client in sealed or any(str(client) not in keys for client in members):
             raise Refused("this sum has other members than before")
         if "members" in self.state and self.state["members"] != members:
             raise Refused(f"this sum was joined with other clients: {_DIFFERENCE}")
+        if self.state.get("request", request.name) != request.name:
+            raise Refused("this sum is for another request: its masks hide one response")
         least = max(threshold_of(len(keys), self.share), self.fewest)
         if len(members) < least:
             raise Refused(f"a sum over {len(members)} clients is requested, at least {least} are needed")
@@ -202,10 +208,11 @@ class SumMember:
                 "this state was already summed with other clients or for another address or model: "
                 f"{_DIFFERENCE}; continue from a later state, or start with another seed"
             )
-        self.state |= {"members": members, "opened": opened, "received": received}
+        self.state |= {"members": members, "opened": opened, "received": received_by_all(request)}
+        self.state |= {"request": request.name}
         self.state |= {"all": self.state.get("all") or entered == "again"}
         self._keep()
-        return len(members)
+        return least
 
     def hide(self, numbers_D: Tensor, weight: float) -> Tensor:
         """The numbers times the weight, and the weight, under all masks, int64 (D + 1,).

@@ -221,6 +221,23 @@ def test_filters_come_before_the_masks(federation_of) -> None:
     assert trainer.run.history[-1]["num_failures"] == 0
 
 
+class Remembers(TopK):
+    """Lets everything through, and remembers over how many clients a response is summed."""
+
+    def change(self, numbers_D, summed_with):
+        self.summed_with = summed_with
+        return numbers_D
+
+
+def test_noise_is_shared_among_as_many_as_must_survive(federation_of) -> None:
+    """Four clients shared it, so a server that dropped one of them opened a sum with three quarters of the variance."""
+    noise = Remembers(fraction=1.0)
+    policy = SitePolicy(min_examples=1, filters=[noise])
+    trainer, data, strategy, model, _ = federation_of(policy=policy, num_rounds=1, count=4)
+    trainer.fit(model, data, strategy)
+    assert noise.summed_with == threshold_of(4, trainer.executor.sums.share) == 3
+
+
 def test_strategies_that_need_rows_are_refused(federation_of) -> None:
     with pytest.raises(ValueError, match="FedProto needs the response of each client"):
         federation_of(FedProto)
@@ -495,6 +512,26 @@ def test_survivors_are_reported_once_and_shares_of_one_kind(four) -> None:
     assert set(first.about["keys"]) == {"3"}
     assert "over other clients" in four.ask(0, "sum_reveal", survivors=[0, 1, 2, 3], confirmed={}).about["why"]
     assert four.ask(0, "sum_reveal", survivors=[0, 1, 2], confirmed={}).wire == first.wire
+
+
+def test_a_sum_hides_one_response(four) -> None:
+    """Two evaluations under the same masks differed by the metrics of a single client."""
+    question, response = [(sent, came) for client, sent, came in four.heard if not client and sent.kind == "evaluate"][
+        -1
+    ]
+    site = four.sites[0]
+    other = dataclasses.replace(question, tensors={name: tensor + 1 for name, tensor in question.tensors.items()})
+    assert "its masks hide one response" in Message.read(site.respond(other.wire)).about["why"]
+    assert site.respond(question.wire) == response.wire
+
+
+def test_a_sum_of_one_purpose_is_of_no_other(four) -> None:
+    """The metrics of a state were summed over 0123, and over 012 in a sum of work, whose clients are counted apart."""
+    question = [sent for client, sent, _ in four.heard if not client and sent.kind == "evaluate"][-1]
+    shares = four.shares([0, 1, 2], four.keys([0, 1, 2], ("evaluate", question.about["round_idx"])))
+    sealed = {str(peer): shares[peer]["0"] for peer in (1, 2)}
+    asked = dataclasses.replace(question, about={**question.about, "shares": sealed})
+    assert "no sum was started for this" in Message.read(four.sites[0].respond(asked.wire)).about["why"]
 
 
 def test_a_site_that_is_started_again_does_not_answer_twice(four, make_model, tmp_path) -> None:
