@@ -1,5 +1,6 @@
 """Tests of significance against values known by other means."""
 
+import itertools
 import math
 from typing import Any
 
@@ -83,6 +84,19 @@ def test_three_pairs_and_three_cases_are_enough() -> None:
     assert statistics.over_cases(compared).loc[0, "p"] == pytest.approx(2 / 2**3)
     assert statistics.wins_ties_losses(actual).loc["Better", "Local"] == "3/0/0"
     assert math.isnan(statistics.over_cases(compared[:2]).loc[0, "p"])
+
+
+def test_ties_over_cases_count_as_ties() -> None:
+    gains = [1.0, 1.0, 2.0, 2.0, 3.0, 3.0, -1.0, 2.0]
+    compared = statistics.against_baselines(
+        table({f"case {k}": {"Local": BASE, "Other": [v + gain for v in BASE]} for k, gain in enumerate(gains)}),
+        ["Local"],
+    )
+    compared["difference"] = gains
+    ranks = scipy.stats.rankdata(np.abs(gains))
+    sums = [np.dot(ranks, signs) for signs in itertools.product((0, 1), repeat=8)]
+    expected = 2 * np.mean(np.array(sums) <= ranks[6])
+    assert statistics.over_cases(compared).loc[0, "p"] == pytest.approx(expected)
 
 
 def test_equal_metrics_are_not_distinguishable() -> None:
