@@ -35,8 +35,9 @@ class Pooled(Strategy):
 
     Args:
         graph: What is trained on where a graph was cut into clients: ``cut``, the clients' graphs side by side, or
-            ``whole``, each node once with the edges between clients too, over which it is also predicted. Clients whose
-            graphs are no parts of one, or that hold examples, have ``cut`` alone.
+            ``whole``, each node once with the edges between clients too, over which it is also predicted. The whole
+            graph also has the nodes and edges (not the labels) of clients that are held out, so that these are not
+            unseen. Clients whose graphs are no parts of one, or that hold examples, have ``cut`` alone.
     """
 
     graph: Literal["cut", "whole"] = "cut"
