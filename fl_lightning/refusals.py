@@ -208,6 +208,21 @@ _OTHER_NAMES = {
     "trainer.epochs": "trainer.num_rounds",
     "trainer.max_epochs": "trainer.num_rounds",
     "trainer.max_steps": "trainer.num_rounds",
+    "trainer.check_val_every_n_epoch": "trainer.evaluate_every",
+    "trainer.val_check_interval": "trainer.evaluate_every",
+    "trainer.gradient_clip_val": "model.gradient_clip_val",
+    "trainer.enable_checkpointing": "trainer.default_callbacks",
+    "trainer.max_time": "trainer.num_rounds",
+}
+#: Settings of Lightning's trainer that have no counterpart, and what to do.
+_WITHOUT_COUNTERPART = {
+    "trainer.accumulate_grad_batches": "a step has data.batch_size examples",
+    "trainer.fast_dev_run": "set --trainer.num_rounds 1",
+    "trainer.limit_train_batches": "data.steps_per_epoch is the number of mini-batches of an epoch",
+    "trainer.log_every_n_steps": "every round is logged",
+    "trainer.profiler": "give --profile",
+    "trainer.deterministic": "all that is drawn follows from seed_everything",
+    "trainer.sync_batchnorm": "model.running_statistics 'shared' averages running statistics",
 }
 
 
@@ -271,6 +286,8 @@ def _unknown_option(option: str) -> str:
     """The message for an option that no parser has."""
     if option in _OTHER_NAMES:
         return f"there is no option --{option}: did you mean --{_OTHER_NAMES[option]}?"
+    if option in _WITHOUT_COUNTERPART:
+        return f"there is no option --{option}: {_WITHOUT_COUNTERPART[option]}"
     sections: dict[str, type] = {"trainer": FederatedTrainer, "data": FederatedDataModule, "model": ClientModule}
     names = [f"{section}.{name}" for section, cls in sections.items() for name in inspect.signature(cls).parameters]
     parts = option.split(".")

@@ -60,6 +60,8 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     [
         (["--trainer.rounds=3"], "--trainer.rounds"),
         (["--trainer.max_epochs=3"], "did you mean --trainer.num_rounds?"),
+        (["--trainer.gradient_clip_val=3"], "did you mean --model.gradient_clip_val?"),
+        (["--trainer.accumulate_grad_batches=2"], "--trainer.accumulate_grad_batches: a step has data.batch_size exam"),
         (["--trainer.evaluate_evry=3"], "did you mean --trainer.evaluate_every?"),
         (["--data.num_clients=3"], "did you mean --data.partitioner.num_clients?"),
         (
