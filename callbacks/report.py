@@ -248,16 +248,20 @@ class RunReport(Callback):
         """By client of this process the task's tally of the test examples; for numbers and links a sample (P, 2)."""
         run, clients = trainer.run, data_of(trainer)
         assert clients is not None
-        evaluation = run.strategy.evaluations(run.training_clients)[""]
+        evaluation = dataclasses.replace(run.strategy.evaluations(run.training_clients)[""], training_examples=False)
         predicted = run.executor.predict(evaluation, run.training_clients, run.scored_round)
         target = run.registry.task.target
         total = sum(int(clients[client].test_mask_N.sum()) for client in run.training_clients)
         result: dict[int, NDArray[Any]] = {}
         for client, predicted_NK in predicted.items():
-            chosen: Any = clients[client].test_mask_N
+            own = clients[client]
+            chosen: Any = own.test_mask_N
             if target.tally_is_of_examples:
                 chosen = self._sample(trainer, client, chosen, total)
-            predicted_PK, y_P = predicted_NK.cpu()[chosen], clients[client].y_N[chosen]
+            if len(predicted_NK) < own.size:  # those for training examples were left out
+                given_MK, predicted_NK = predicted_NK, predicted_NK.new_zeros(own.size, predicted_NK.shape[1])
+                predicted_NK[own.val_mask_N | own.test_mask_N] = given_MK
+            predicted_PK, y_P = predicted_NK.cpu()[chosen], own.y_N[chosen]
             if run.registry.own_outputs:
                 count = run.registry.own_outputs[client]
                 predicted_PK, y_P = predicted_PK[:, :count], y_P if y_P.dim() == 1 else y_P[:, :count]

@@ -252,6 +252,9 @@ class Executor(Counted, ABC):
     def predict(self, evaluation: Evaluation, clients: Sequence[int], round_idx: int) -> dict[int, Tensor]:
         """Predictions for every example of each given client of this process, (N_i, num_outputs).
 
+        Without the evaluation's ``training_examples``, those for validation and test examples alone, in their order,
+        where examples are independent.
+
         Args:
             evaluation: The model.
             clients: The clients whose examples are predicted.

@@ -10,7 +10,7 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from fl_lightning.batches.base import Batch, Collator
+from fl_lightning.batches.base import AnyBatch, Batch, Collator
 from fl_lightning.executors.base import Executor
 from fl_lightning.executors.hooks import check_hooks
 from fl_lightning.executors.optimizer_state import check_optimizer, check_state
@@ -117,11 +117,20 @@ class InProcessExecutor(Executor):
             self._scored_batches[members] = collator(members)
         return self._scored_batches[members]
 
-    def _examples_of(self, evaluation: Evaluation, batch: Batch) -> Batch:
+    def _examples_of(self, evaluation: Evaluation, batch: AnyBatch) -> AnyBatch:
         """What an evaluation scores of a batch; if examples have states of their own, these keep their places."""
         if evaluation.training_examples or self._ragged_state_specs():
             return batch
         return batch.without_training_examples()
+
+    def _predicted_of(
+        self, evaluation: Evaluation, clients: Sequence[int], batch: AnyBatch
+    ) -> tuple[AnyBatch, Sequence[int]]:
+        """What is predicted of a batch, and of how many examples of each client: the first ones."""
+        chosen = self._examples_of(evaluation, batch)
+        if chosen is batch:
+            return batch, [self.original_size(client) for client in clients]
+        return chosen, chosen.example_mask.sum(dim=-1).reshape(-1).tolist()
 
     def _arrange(self) -> None:
         """Decide which clients are run together."""

@@ -275,12 +275,13 @@ class SequentialExecutor(SequentialClients):
         predictions, collator = {}, self.collator.evaluation
         for client in sorted(self.members.intersection(clients)):
             batch = self._batch(client) if collator is None else single(self._scored_batch([client], collator))
+            batch, [size] = self._predicted_of(evaluation, [client], batch)
             with torch.no_grad(), self.fabric.autocast():
                 module = self.evaluated(evaluation, client, round_idx)
                 module.output_rule = evaluation.output
                 parts = [module.predict_step(part, 0).float() for part in batch.parts()]
                 module.output_rule = None
-                predictions[client] = torch.cat(parts)[: self.original_size(client)]
+                predictions[client] = torch.cat(parts)[:size]
         return predictions
 
     def evaluated(self, evaluation: Evaluation, client: int, round_idx: int) -> ClientModule:

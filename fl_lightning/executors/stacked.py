@@ -351,10 +351,10 @@ class StackedExecutor(StackedClients):
     def _predict(self, evaluation: Evaluation, clients: Sequence[int], round_idx: int) -> dict[int, Tensor]:
         """Predict the given clients, one group at a time."""
         predictions: dict[int, Tensor] = {}
-        rule = evaluation.output
+        rule, collator = evaluation.output, self.collator.evaluation
         for members in self.grouping.split(clients):
-            collator = self.collator.evaluation
             batch = self.grouping.batch(members) if collator is None else self._scored_batch(members, collator)
+            batch, sizes = self._predicted_of(evaluation, members, batch)
             parameters, knowledge = self._evaluated(evaluation, members, round_idx)
 
             def predict(part: Batch, p: Any, t: Any, k: Any) -> Tensor:
@@ -363,7 +363,7 @@ class StackedExecutor(StackedClients):
             with torch.no_grad(), self.fabric.autocast():
                 given = [(functools.partial(predict, part), part.tensors()) for part in batch.parts()]
                 result = torch.cat([over_clients(one)(parameters, t, knowledge) for one, t in given], dim=1)
-            predictions |= {c: result[row, : self.original_size(c)].float() for row, c in enumerate(members)}
+            predictions |= {c: rows[:size].float() for c, rows, size in zip(members, result, sizes, strict=True)}
         return predictions
 
     def _evaluated(

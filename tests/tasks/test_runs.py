@@ -124,6 +124,13 @@ def test_only_the_main_model_is_scored_on_training_examples(kind, executor, make
     for name, pair in main.items():
         expected = torch.zeros_like(pair) if name.startswith("train/") and kind != "nodes" else pair
         assert torch.allclose(other[name], expected), name
+    whole, some = (
+        trainer.run.executor.predict(Evaluation(training_examples=each), [0, 1], 0) for each in (True, False)
+    )
+    for number, own in enumerate(data.clients[:2]):
+        assert len(whole[number]) == own.size
+        rows = own.val_mask_N | own.test_mask_N if kind != "nodes" else torch.ones_like(own.val_mask_N)
+        assert torch.allclose(some[number], whole[number][rows], atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["numbers", "labels"])
