@@ -45,8 +45,8 @@ class FederatedDataModule(LightningDataModule, Counted):
     Args:
         source: A global graph, a set of graphs, or clients with their own examples. From Python also a graph in memory,
             a list or a dictionary of graphs, each a client, a list of lists of graphs, in which each graph has its own
-            label, or a list or a dictionary of the clients' pairs of inputs and targets.
-        partitioner: Assigns a graph's nodes, or the graphs of a set, to clients; None where these are given.
+            label, a list or a dictionary of the clients' pairs of inputs and targets, or one such pair.
+        partitioner: Assigns a graph's nodes, or the examples of a set, to clients; None where these are given.
         splitter: Gives nodes, pairs or examples their roles; None for ``GlobalSplit(train=0.4, val=0.3)`` on a graph,
             ``GlobalSplit(train=0.85, val=0.05)`` on its links, ``ChronologicalSplit`` with a gap on readings of road
             sensors, and ``ClientSplit(train=0.6, val=0.2)`` on other examples.

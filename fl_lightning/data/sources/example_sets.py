@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch_geometric.data import Data
 
 from fl_lightning.batches.client_examples import ClientExamples
 from fl_lightning.data.allocation import Allocation, Asked, digest_of, masks_of
 from fl_lightning.data.columns import Column, numbered
-from fl_lightning.data.settings import check_is_file, digest_of_file, user_path
+from fl_lightning.data.settings import check_is_file, user_path
 from fl_lightning.data.sources.array_file import reading
-from fl_lightning.data.sources.own_examples import check_kind, examples_of, pair_of
+from fl_lightning.data.sources.in_file import InFile
+from fl_lightning.data.sources.own_examples import OfKind, examples_of, pair_of
 from fl_lightning.data.sources.sets import SetSource
 from fl_lightning.data.split import Role
 
@@ -26,16 +26,8 @@ from fl_lightning.data.split import Role
 _MEAN = "features"
 
 
-class ExampleSetSource(SetSource):
-    """Independent examples without clients. Partitioners see of each its class, ``features`` (mean), and the columns.
-
-    Args:
-        task: Whether targets are ``classes``, ``labels`` or ``numbers``; None to tell by their type and shape.
-    """
-
-    def __init__(self, task: str | None = None) -> None:
-        check_kind(task)
-        self.kind = task
+class ExampleSetSource(OfKind, SetSource):
+    """Independent examples without clients. Partitioners see of each its class, ``features`` (mean), and columns."""
 
     @abstractmethod
     def load(self, root: Path) -> tuple[Any, Mapping[str, Column]]:
@@ -78,10 +70,6 @@ class ExampleSetSource(SetSource):
             class_names=self.class_names,
         )
 
-    def identity(self) -> dict[str, Any]:
-        """What the examples depend on; their content is part of the partition's hash."""
-        return {"source": type(self).__name__, "task": self.kind}
-
 
 class InMemoryExampleSet(ExampleSetSource):
     """One table, series or set of images in memory.
@@ -111,7 +99,7 @@ class InMemoryExampleSet(ExampleSetSource):
         return self.examples, self.columns
 
 
-class ExampleSetFile(ExampleSetSource):
+class ExampleSetFile(InFile, ExampleSetSource):
     """The same in a file: ``x``, ``y`` and columns, written by ``torch.save`` (a dictionary) or ``numpy.savez``.
 
     Args:
@@ -123,28 +111,23 @@ class ExampleSetFile(ExampleSetSource):
         super().__init__(task)
         self.path = user_path("path", path)
 
-    def __str__(self) -> str:
-        """With the file."""
-        return f"ExampleSetFile({str(self.path)!r})"
-
     def load(self, root: Path) -> tuple[Any, Mapping[str, Column]]:  # noqa: D102
         check_is_file(self.path, "{'x': inputs, 'y': targets, ...}")
         with reading(self.path, "x and y, as a dictionary that loads with weights_only=True or as an .npz file"):
-            saved = _arrays(self.path) if self.path.suffix == ".npz" else torch.load(self.path, weights_only=True)
+            saved = _arrays(self.path)
             if not isinstance(saved, dict) or not {"x", "y"} <= set(saved):
                 raise ValueError(f"it holds {', '.join(map(str, saved)) if isinstance(saved, dict) else type(saved)}")
-        columns = {name: each.tolist() if isinstance(each, Tensor) else each for name, each in saved.items()}
-        return (saved["x"], saved["y"]), {name: each for name, each in columns.items() if name not in ("x", "y")}
-
-    def identity(self) -> dict[str, Any]:
-        """Depends on the file's contents, not on its place."""
-        return {**super().identity(), "sha256": digest_of_file(self.path)}
+        others = {name: each for name, each in saved.items() if name not in ("x", "y")}
+        columns = {name: each.tolist() if hasattr(each, "tolist") else each for name, each in others.items()}
+        return (saved["x"], saved["y"]), columns
 
 
-def _arrays(path: Path) -> dict[str, Any]:
-    """What an .npz file holds; columns of it as lists."""
+def _arrays(path: Path) -> Any:
+    """What a file holds."""
+    if path.suffix != ".npz":
+        return torch.load(path, map_location="cpu", weights_only=True)
     with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-        return {name: archive[name] if name in ("x", "y") else archive[name].tolist() for name in archive.files}
+        return dict(archive)
 
 
 def _check_columns(columns: Mapping[str, Sequence[Any]], num_examples: int) -> None:

@@ -15,9 +15,10 @@ from fl_lightning.data.allocation import Allocation, Asked, digest_of
 from fl_lightning.data.graph_sets import LoadedGraphs, PreparedGraphs, prepared_graphs
 from fl_lightning.data.partition.table import PartitionTable
 from fl_lightning.data.preparation import Preparation
-from fl_lightning.data.settings import check_count, check_flag, check_is_file, digest_of_file, user_path
+from fl_lightning.data.settings import check_count, check_flag, check_is_file, user_path
 from fl_lightning.data.sources.array_file import reading
 from fl_lightning.data.sources.base import allow_pickled_graphs
+from fl_lightning.data.sources.in_file import InFile
 from fl_lightning.data.sources.sets import SetSource
 from fl_lightning.data.targets import checked_targets
 from fl_lightning.tasks import GraphClassification, GraphRegression, Task
@@ -125,7 +126,7 @@ class InMemoryGraphSet(GraphSetSource):
         return LoadedGraphs(graphs=self.graphs)
 
 
-class GraphSetFile(GraphSetSource):
+class GraphSetFile(InFile, GraphSetSource):
     """A set of graphs of your own: a list of ``torch_geometric.data.Data``, written by ``torch.save``.
 
     Args:
@@ -139,10 +140,6 @@ class GraphSetFile(GraphSetSource):
         super().__init__(undirected, max_degree)
         self.path = user_path("path", path)
 
-    def __str__(self) -> str:
-        """With the file."""
-        return f"GraphSetFile({str(self.path)!r})"
-
     def load(self, root: Path, cache_dir: Path | None = None) -> LoadedGraphs:  # noqa: D102
         check_is_file(self.path, "graphs")
         expected = "a list of torch_geometric Data that loads with weights_only=True, one for each graph"
@@ -153,10 +150,6 @@ class GraphSetFile(GraphSetSource):
                 raise ValueError(f"it holds a {type(saved).__name__}")
             graphs = [Data.from_dict(each) if isinstance(each, dict) else each for each in saved]
         return LoadedGraphs(graphs=graphs)
-
-    def identity(self) -> dict[str, Any]:
-        """Depends on the file's contents, not on its place."""
-        return {**super().identity(), "sha256": digest_of_file(self.path)}
 
 
 def table_of(allocation: Allocation) -> PartitionTable:

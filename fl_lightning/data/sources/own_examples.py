@@ -14,25 +14,39 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, default_collate
 from torch_geometric.data import Dataset as GraphDataset
 
-from fl_lightning.data.settings import check_is_file, digest_of_file, user_path
+from fl_lightning.data.settings import check_is_file, user_path
 from fl_lightning.data.sources.array_file import reading
+from fl_lightning.data.sources.base import Source
 from fl_lightning.data.sources.examples import Examples, ExampleSource, client_names
+from fl_lightning.data.sources.in_file import InFile
 from fl_lightning.data.targets import checked_targets
 from fl_lightning.tasks.base import kind_of_target
 
 _KINDS = ("classes", "labels", "numbers")
 
 
-class _OwnExamples(ExampleSource):
-    """Examples that are the user's.
+class OfKind(Source):
+    """A source whose kind of target may be given.
 
     Args:
         task: Whether targets are ``classes``, ``labels`` or ``numbers``; None to tell by their type and shape.
+
+    Raises:
+        ValueError: The task is none of these.
     """
 
     def __init__(self, task: str | None = None) -> None:
-        check_kind(task)
+        if task is not None and task not in _KINDS:
+            raise ValueError(f"task must be one of {', '.join(_KINDS)}, or None, got {task!r}")
         self.kind = task
+
+    def identity(self) -> dict[str, Any]:
+        """The kind; the examples themselves are part of a partition's hash."""
+        return {"source": type(self).__name__, "task": self.kind}
+
+
+class _OwnExamples(OfKind, ExampleSource):
+    """Examples that are the user's."""
 
     @abstractmethod
     def read(self) -> Mapping[str, Any]:
@@ -83,12 +97,8 @@ class InMemoryExamples(_OwnExamples):
         """What was given."""
         return self.clients
 
-    def identity(self) -> dict[str, Any]:
-        """The examples themselves are part of a partition's key."""
-        return {"source": type(self).__name__, "task": self.kind}
 
-
-class ExampleFile(_OwnExamples):
+class ExampleFile(InFile, _OwnExamples):
     """The same in a file: a dictionary of the clients' pairs of tensors by their names, written by ``torch.save``.
 
     Args:
@@ -100,10 +110,6 @@ class ExampleFile(_OwnExamples):
         super().__init__(task)
         self.path = user_path("path", path)
 
-    def __str__(self) -> str:
-        """With the file."""
-        return f"ExampleFile({str(self.path)!r})"
-
     def read(self) -> Mapping[str, Any]:
         """What is in the file."""
         check_is_file(self.path, "{'name': (x, y), ...}")
@@ -112,20 +118,6 @@ class ExampleFile(_OwnExamples):
             if not isinstance(saved, dict) or not all(isinstance(name, str) for name in saved):
                 raise ValueError(f"it holds a {type(saved).__name__}")
         return saved
-
-    def identity(self) -> dict[str, Any]:
-        """Depends on the file's contents, not on its place."""
-        return {"source": type(self).__name__, "task": self.kind, "sha256": digest_of_file(self.path)}
-
-
-def check_kind(task: str | None) -> None:
-    """Check the setting ``task`` of a source.
-
-    Raises:
-        ValueError: It is no kind of target.
-    """
-    if task is not None and task not in _KINDS:
-        raise ValueError(f"task must be one of {', '.join(_KINDS)}, or None, got {task!r}")
 
 
 def examples_of(pairs: Mapping[str, tuple[Tensor, Tensor]], kind: str | None) -> Examples:

@@ -1,6 +1,6 @@
 """One set of examples, each with a target of its own, that a partitioner shares out: the base of such sources."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -59,7 +59,7 @@ class SetSource(Source):
                 f"{type(asked.partitioner).__name__} shares {self.noun} out by their classes, but these have "
                 f"{task.target.name}: choose another partitioner, such as RandomPartitioner"
             )
-        shares: Sequence[Tensor] = asked.partitioner(summary, asked.seed)
-        roles = asked.splitter(summary, list(shares), asked.seed)
+        shares = asked.partitioner(summary, asked.seed)
+        roles = asked.splitter(summary, shares, asked.seed)
         names = clients_by_column(asked.partitioner, columns, shares) or client_names("client", len(shares))
-        return names, list(shares), roles
+        return names, shares, roles
