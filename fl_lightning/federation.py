@@ -11,6 +11,7 @@ from fl_lightning.batches.client_data import ClientData
 from fl_lightning.batches.lazy_clients import LazyClients
 from fl_lightning.kernels.randomness import derive_key
 from fl_lightning.round.client import ClientModule
+from fl_lightning.round.lr_schedule import LRSchedule
 from fl_lightning.tasks import Task
 
 
@@ -146,7 +147,8 @@ class Federation:
         num_features: Width of the inputs, or the shape of one example.
         num_outputs: Number of classes, labels or values in a target; 0 if the server need not know.
         parameters: The initial parameters by name, common to all clients of the first architecture.
-        learning_rate: Learning rate of the clients' optimizer.
+        learning_rate: Learning rate of the clients' optimizer, without a schedule.
+        lr_schedule: How it changes from round to round; None if it does not.
         plain_sgd: Whether a client's step is its gradient times the learning rate: SGD without momentum, clipping or
             constraint.
         architectures: The initial parameters of every architecture; empty stands for ``parameters`` alone.
@@ -171,6 +173,7 @@ class Federation:
     relation_CC: Tensor | None = None
     groups: tuple[int, ...] = ()
     learning_rate: float = 0.01
+    lr_schedule: LRSchedule | None = None
     plain_sgd: bool = False
     architectures: tuple[Mapping[str, Tensor], ...] = ()
     architecture_of: tuple[int, ...] = ()
@@ -183,6 +186,20 @@ class Federation:
         object.__setattr__(self, "architectures", architectures)
         if not self.architecture_of:
             object.__setattr__(self, "architecture_of", in_turn(self.num_clients, len(architectures)))
+
+    @property
+    def has_schedule(self) -> bool:
+        """Whether the clients' learning rate changes from round to round."""
+        return self.lr_schedule is not None and bool(self.lr_schedule.at(0))
+
+    def learning_rate_in(self, round_idx: int) -> float:
+        """The clients' learning rate in a round; that of the first group, if parameters differ in it.
+
+        Raises:
+            ValueError: ``model.lr_scheduler`` ends before that round.
+        """
+        scheduled = () if self.lr_schedule is None else self.lr_schedule.at(round_idx)
+        return float(scheduled[0]["lr"]) if scheduled else self.learning_rate
 
     @property
     def head_names(self) -> tuple[str, ...]:

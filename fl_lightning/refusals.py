@@ -211,6 +211,8 @@ _OTHER_NAMES = {
     "trainer.check_val_every_n_epoch": "trainer.evaluate_every",
     "trainer.val_check_interval": "trainer.evaluate_every",
     "trainer.gradient_clip_val": "model.gradient_clip_val",
+    "lr_scheduler": "model.lr_scheduler",
+    "optimizer": "model.optimizer",
     "trainer.enable_checkpointing": "trainer.default_callbacks",
     "trainer.max_time": "trainer.num_rounds",
 }

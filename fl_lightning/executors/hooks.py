@@ -5,7 +5,7 @@
 | ``objective``, ``output``, ``loss``, ``scores``, ``predictions`` | yes | yes |
 | ``build_optimizer``, ``clip``, ``constrain``, ``example_count`` | yes | yes |
 | ``training_step``, ``predict_step`` | yes | hands over |
-| ``configure_optimizers`` (one optimizer, no scheduler) | yes | hands over |
+| ``configure_optimizers`` (one optimizer; a scheduler is ``lr_scheduler``) | yes | hands over |
 | ``on_train_start``, ``on_train_epoch_start``, ``on_train_batch_start``, and their ends | yes | hands over |
 | ``on_before_zero_grad``, ``on_before_backward``, ``on_after_backward`` | yes | hands over |
 | ``on_before_optimizer_step`` | yes | hands over |

@@ -22,6 +22,7 @@ from fl_lightning.executors.trial import check_batches_of_one, check_buffers
 from fl_lightning.memory import require, state_copies
 from fl_lightning.models.plain import parameters_as_stored
 from fl_lightning.round.client import ClientModule
+from fl_lightning.round.lr_schedule import LRSchedule
 from fl_lightning.round.payload import Payload, pad_examples
 from fl_lightning.round.privacy import epsilon_spent, spend
 from fl_lightning.round.stage import Evaluation, Persistence, Phase, Stage, StateSpec
@@ -76,6 +77,7 @@ class InProcessExecutor(Executor):
         self.persistence = persistence or Persistence()
         if self.persistence.optimizer:
             check_state(check_optimizer(client.configure_optimizers()))
+        self.lr_schedule = LRSchedule(client.lr_scheduler, client.configure_optimizers)
         self.num_together = len(clients) if num_together is None else min(num_together, len(clients))
         self.round, self.active = None, set()
         self.num_flat = client.num_communicated

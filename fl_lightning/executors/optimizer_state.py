@@ -21,8 +21,8 @@ def check_optimizer(optimizer: Any) -> Optimizer:
         parts = list(optimizer.values()) if isinstance(optimizer, dict) else optimizer
         names = [type(each).__name__ for part in parts for each in (part if isinstance(part, list | tuple) else [part])]
         raise ValueError(
-            f"model.configure_optimizers returned {', '.join(names)}: return one optimizer; schedulers are not "
-            "supported, since clients take part in different rounds (set the rate in model.optimizer)"
+            f"model.configure_optimizers returned {', '.join(names)}: return one optimizer; a scheduler of the "
+            "learning rate, which steps once a round, is given as model.lr_scheduler"
         )
     if isinstance(optimizer, LBFGS):
         raise ValueError(

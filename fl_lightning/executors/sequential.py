@@ -28,6 +28,7 @@ from fl_lightning.executors.stage_request import StageRequest, StageResult, misf
 from fl_lightning.executors.time_limit import within
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context
+from fl_lightning.round.lr_schedule import set_groups
 from fl_lightning.round.payload import Payload, concatenate, finite_rows
 from fl_lightning.round.privacy import RecordPrivacy, check_tuning
 from fl_lightning.round.program import Change
@@ -100,6 +101,7 @@ class SequentialExecutor(SequentialClients):
         start = module.context.anchor
         if stage.reset_optimizer:
             self.optimizers[client] = check_optimizer(module.configure_optimizers())
+        set_groups(self.optimizers[client], self.lr_schedule.at(request.address.scheduled_round))
         optimizer = self._stage_optimizer(stage, module) or self.optimizers[client]
         if module.privacy is not None:
             spent = self.spend(module.context.client_state[SPENT], stage, client, request.work_fraction[client])

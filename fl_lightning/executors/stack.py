@@ -21,6 +21,7 @@ from fl_lightning.kernels.layout import is_by_columns, make_like, rows_at, store
 from fl_lightning.kernels.per_client import along
 from fl_lightning.optimizers import TouchedAdam, TouchedAdamW, TouchedSGD
 from fl_lightning.round.client import ClientModule, OptimizerFactory
+from fl_lightning.round.lr_schedule import GroupSettings, set_groups
 from fl_lightning.round.payload import Payload
 
 #: Optimizers that treat every value of a tensor separately.
@@ -93,13 +94,30 @@ class ClientStack:
         return order
 
     def part(
-        self, positions: Sequence[int], num_steps: Sequence[int], optimizer: OptimizerFactory | None = None
+        self,
+        positions: Sequence[int],
+        num_steps: Sequence[int],
+        settings: GroupSettings = (),
+        optimizer: OptimizerFactory | None = None,
     ) -> "StackSlice":
-        """A slice of clients that are about to take the given numbers of steps, by a temporary optimizer if given."""
-        key = tuple(positions)
-        known = self._slices.get(key)
+        """A slice of clients that are about to step.
+
+        Args:
+            positions: Where they are in the stack.
+            num_steps: Number of steps of each.
+            settings: What the schedule of learning rates sets in their optimizer; nothing if empty.
+            optimizer: A temporary optimizer, without schedule, instead of theirs.
+        """
         if optimizer is not None:
             return StackSlice(self, positions, num_steps, optimizer)
+        part = self._lasting_part(positions, num_steps)
+        for each in dict.fromkeys(part.optimizers):
+            set_groups(each, settings)
+        return part
+
+    def _lasting_part(self, positions: Sequence[int], num_steps: Sequence[int]) -> "StackSlice":
+        key = tuple(positions)
+        known = self._slices.get(key)
         if known is not None and len(set(num_steps)) == 1:
             known.num_steps = [num_steps[0]]
             return known

@@ -186,8 +186,9 @@ class StackedExecutor(StackedClients):
             client_state = training.knowledge["client_state"]
             client_state[SPENT], training.together.failures = self._spend(client_state[SPENT], clients, request)
         keys = self.keys(request.address.round_idx, stage.name, clients, max(num_steps, default=0))
+        rates = self.lr_schedule.at(request.address.scheduled_round)
         with self._client_in_training():
-            trained = training.run(stack.part(positions, num_steps, stage.optimizer), keys, self.fabric.autocast)
+            trained = training.run(stack.part(positions, num_steps, rates, stage.optimizer), keys, self.fabric.autocast)
             training.part.store(stack)
         upload, client_state = self._responses(clients, training, trained, start, num_steps)
         client_data = self._rewritten(request, clients, trained, training)
@@ -199,9 +200,7 @@ class StackedExecutor(StackedClients):
         failures = training.together.failures
         for row, fine in enumerate(finite_rows(result).tolist()):
             if not fine:
-                training.together.failures.setdefault(
-                    row, "its parameters or its update are not finite after local training"
-                )
+                failures.setdefault(row, "its parameters or its update are not finite after local training")
         failed = sorted(failures)
         succeeded = [row for row in range(len(clients)) if row not in failures]
         if failed:
@@ -394,7 +393,7 @@ class StackedExecutor(StackedClients):
             )
             keys = self.keys(round_idx, tuning.name, clients, max(steps, default=0))
             with self._client_in_training():
-                part = copies.part(range(len(clients)), steps, tuning.optimizer)
+                part = copies.part(range(len(clients)), steps, optimizer=tuning.optimizer)
                 parameters = training.run(part, keys, self.fabric.autocast)
         self.client.eval()
         return parameters, knowledge

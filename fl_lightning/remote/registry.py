@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import lr_scheduler
 
 from fl_lightning import callbacks, models, optimizers, relations, strategies
 from fl_lightning.relations.topology import Topology
@@ -33,12 +34,19 @@ from fl_lightning.strategies.hypernetwork import sheaf_ridge
 NOT_FOR_JOBS = frozenset({"PyGNet", "PlainNet", "PlainExampleNet", "Twin", "EdgeListFile", "Optimizer", "Module"})
 #: Settings that name files; a job may leave them at None.
 FILE_SETTINGS = frozenset({("RunReport", "against"), ("Participation", "availability")})
+#: What modules of torch import for type checkers alone; an iterable comes as a list.
+_ONLY_FOR_TYPES = {"Iterable": collections.abc.Sequence}
 #: The kinds of objects that settings ask for.
 KINDS: tuple[type, ...] = (
-    *(Strategy, ClientModule, nn.Module, Callback, Topology, Participation, RecordPrivacy, torch.optim.Optimizer),
+    *(Strategy, ClientModule, nn.Module, Callback, Topology, Participation, RecordPrivacy),
+    *(torch.optim.Optimizer, lr_scheduler.LRScheduler),
     *(mixing.Aggregation, decentralized.RestrictionMaps, map_initialization.MapInitialization),
 )
 _OPTIMIZERS = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD")
+_SCHEDULERS = (
+    *("ConstantLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts", "ExponentialLR", "LinearLR", "MultiStepLR"),
+    *("OneCycleLR", "PolynomialLR", "StepLR"),
+)
 
 
 @functools.cache
@@ -65,6 +73,7 @@ def _homes() -> Iterable[Any]:
         yield from (getattr(home, name) for name in home.__all__)
     yield sheaf_ridge.sheaf_beside
     yield from (getattr(torch.optim, name) for name in _OPTIMIZERS)
+    yield from (getattr(lr_scheduler, name) for name in _SCHEDULERS)
     for home in (optimizers, clients, map_initialization):
         yield from vars(home).values()
     yield Participation
@@ -184,7 +193,7 @@ def settings_of(result: Any, given: "int | frozenset[str]" = 0) -> Mapping[str, 
         result: The class or factory.
         given: As :func:`wanted` returns it.
     """
-    hints = typing.get_type_hints(result.__init__ if inspect.isclass(result) else result)
+    hints = typing.get_type_hints(result.__init__ if inspect.isclass(result) else result, localns=_ONLY_FOR_TYPES)
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = [p for p in inspect.signature(result).parameters.values() if p.kind not in kinds]
     if isinstance(given, int):

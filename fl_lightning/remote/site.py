@@ -280,7 +280,9 @@ class Site:
         if self.client_data.num_examples < self.policy.min_examples:
             raise Refused("this site has too few training examples to respond")
         member.check_tensors(message)
-        stage = self.strategy.stage(address := StageAddress(**about["address"]))
+        address = StageAddress(**about["address"])
+        self.guard.check_round(address.round_idx)  # before a schedule of learning rates counts up to it
+        stage = self.strategy.stage(address)
         check_hidden(stage, self.drawing, self.policy)
         self.guard.admit_stage(
             stage,

@@ -24,6 +24,7 @@ from fl_lightning.models.output import NetOutput, as_output, own_outputs
 from fl_lightning.round.client_checks import check_client_settings, check_modules
 from fl_lightning.round.clipping import clipped
 from fl_lightning.round.context import Context, Parameters
+from fl_lightning.round.lr_schedule import LRSchedulerFactory
 from fl_lightning.round.privacy import RecordPrivacy
 from fl_lightning.tasks import NodeClassification, Task
 from fl_lightning.tasks.class_metrics import ClassMetric
@@ -78,6 +79,8 @@ class ClientModule(LightningModule, Counted):
             nodes ``acc_per_degree``; for numbers ``mae``, ``rmse``, ``r2``; None for none.
         privacy: Differential privacy of each training example (DP-SGD), for clients with examples rather than graphs;
             None for none.
+        lr_scheduler: Builds a scheduler of PyTorch from an optimizer. It steps once a round, for all clients alike,
+            whichever rounds they take part in. None for the same learning rate in all rounds.
 
     Raises:
         ValueError: A value is out of range.
@@ -96,16 +99,18 @@ class ClientModule(LightningModule, Counted):
         running_statistics: Literal["personal", "shared"] = "personal",
         metrics: list[ClassMetric | NumberMetric] | None = None,
         privacy: RecordPrivacy | None = None,
+        lr_scheduler: LRSchedulerFactory | None = None,
     ) -> None:
         super().__init__()
         self.has_own_net, self.has_own_optimizer = net is not None, optimizer is not None
         self.net_factories: list[NetFactory] = net if isinstance(net, list) else [GCN if net is None else net]
-        check_client_settings(net, optimizer, gradient_clip_val, running_statistics, metrics)
+        check_client_settings(net, optimizer, lr_scheduler, gradient_clip_val, running_statistics, metrics)
         self.metrics = tuple(dict.fromkeys(metrics or ()))
         self.optimizer_factory: OptimizerFactory = default_optimizer if optimizer is None else optimizer
         self.running_statistics = running_statistics
         self.gradient_clip_val = gradient_clip_val
         self.privacy = privacy
+        self.lr_scheduler = lr_scheduler
         self.task: Task = NodeClassification()  # until the data determine another
         self.own_layers: tuple[str, ...] = ()  # parameters that are each client's own; a run finds them
         self.net: nn.Module

@@ -10,7 +10,12 @@ from fl_lightning.tasks.number_metrics import NUMBER_METRICS
 
 
 def check_client_settings(
-    net: Any, optimizer: Any, gradient_clip_val: float | None, running_statistics: str, metrics: Any
+    net: Any,
+    optimizer: Any,
+    lr_scheduler: Any,
+    gradient_clip_val: float | None,
+    running_statistics: str,
+    metrics: Any,
 ) -> None:
     """Check the settings of a client module.
 
@@ -25,6 +30,11 @@ def check_client_settings(
         raise ValueError(
             f"model.optimizer is a {type(optimizer).__name__}: give its class, or a function of the parameters, such "
             "as functools.partial(torch.optim.Adam, lr=0.01)"
+        )
+    if lr_scheduler is not None and not callable(lr_scheduler):
+        raise ValueError(
+            f"model.lr_scheduler is a {type(lr_scheduler).__name__}: give its class, or a function of the optimizer, "
+            "such as functools.partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.99)"
         )
     if gradient_clip_val is not None and gradient_clip_val <= 0:
         raise ValueError(f"model.gradient_clip_val must be positive, or null for none, got {gradient_clip_val}")

@@ -78,6 +78,11 @@ class StageAddress:
     round_idx: int
     name: str
 
+    @property
+    def scheduled_round(self) -> int | None:
+        """The round whose learning rate clients have; None outside the rounds, where it is that without schedule."""
+        return self.round_idx if self.phase == "round" else None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:

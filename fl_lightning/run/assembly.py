@@ -21,6 +21,7 @@ from fl_lightning.federation import ClientRegistry, Federation, in_turn
 from fl_lightning.kernels.randomness import derive_key
 from fl_lightning.models.plain import name_of, parameters_as_stored
 from fl_lightning.round.client import ClientModule
+from fl_lightning.round.lr_schedule import LRSchedule
 from fl_lightning.round.participation import Participation
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.selection import Selection
@@ -324,6 +325,7 @@ def describe_federation(
         architectures=architectures,
         architecture_of=in_turn(len(registry), len(architectures)),
         learning_rate=float(optimizer.param_groups[0]["lr"]),
+        lr_schedule=LRSchedule(model.lr_scheduler, model.configure_optimizers),
         plain_sgd=is_plain_sgd(model, optimizer),
         seed=seed,
         device=fabric.device,

@@ -124,6 +124,7 @@ def _client_for(client: ClientModule, strategy: Strategy, name: str) -> ClientMo
             running_statistics=client.running_statistics,
             metrics=list(client.metrics),
             privacy=client.privacy,
+            lr_scheduler=client.lr_scheduler,
         )
     if name == "pooled" and any(map(statistics_of, client.nets)):
         result.running_statistics = "shared"
@@ -140,7 +141,8 @@ def _own_parts(client: ClientModule) -> dict[str, Any]:
 
 def _key(facts: Mapping[str, Any], client: ClientModule, data: FederatedDataModule) -> str | None:
     """A digest of all that a reference is made of; None where that is not known."""
-    module = {name: getattr(client, name) for name in ("gradient_clip_val", "running_statistics", "metrics", "privacy")}
+    names = ("gradient_clip_val", "running_statistics", "metrics", "privacy", "lr_scheduler")
+    module = {name: getattr(client, name) for name in names}
     try:
         made_of = _plain({**facts, **module, **_own_parts(client), "client": type(client)})
     except LookupError:

@@ -59,9 +59,11 @@ class Rounds:
 
         Raises:
             ClientFailure: A client failed and ``participation.on_failure`` is ``stop``.
+            ValueError: ``model.lr_scheduler`` ends before the last round.
             TooFewUpdates: Too few clients responded before the first round, in too many rounds, or in all of them.
         """
         run = self.run
+        run.strategy.federation.learning_rate_in(self.num_rounds - 1)  # a schedule that ends earlier is refused now
         with run.interruption:
             first = () if resumed else run.strategy.initial_stages()
             if not self.exchange(first, run.training_clients, "initial"):
@@ -92,6 +94,8 @@ class Rounds:
             run.selection.update(run.round_idx, metrics, run.scores[""])
             unseen.keep_chosen_server(run)
         metrics |= epsilons(run)
+        if run.strategy.federation.has_schedule:
+            metrics["learning_rate"] = run.strategy.federation.learning_rate_in(run.round_idx)
         metrics["num_participants"] = len(work_fraction)
         metrics["num_failures"] = len(run.failures)
         metrics["num_dropouts"] = len(run.dropouts)

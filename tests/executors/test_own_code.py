@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import gc
 import inspect
 import pickle
@@ -15,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ExponentialLR
 from torchmetrics.classification import MulticlassF1Score
 
 import fl_lightning
@@ -297,7 +299,7 @@ def test_a_client_passes_on_all_settings_of_its_base(kind: type[ClientModule]) -
         assert own[name].default == parameter.default
     privacy = RecordPrivacy(max_grad_norm=1.0, noise_multiplier=1.0)
     given: dict[str, Any] = {"gradient_clip_val": 0.5, "running_statistics": "shared", "privacy": privacy}
-    given["metrics"] = ["f1"]
+    given |= {"metrics": ["f1"], "lr_scheduler": functools.partial(ExponentialLR, gamma=0.5)}
     assert given.keys() | {"net", "optimizer"} == base.keys()  # or this test knows too little
     client = kind(**given)
     kept = {name: getattr(client, name) for name in given}

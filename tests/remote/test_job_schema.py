@@ -215,6 +215,7 @@ def test_the_configuration_of_a_job_is_what_it_was_made_of(registry) -> None:
           init_args:
             net: [{class_path: fl_lightning.models.GCN, init_args: {num_layers: 3}}, fl_lightning.models.GraphSAGE]
             optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.1}}
+            lr_scheduler: {class_path: torch.optim.lr_scheduler.StepLR, init_args: {step_size: 5}}
         trainer: {num_rounds: 7, monitor: val/acc, participation: {num_clients: 2}}
         """
     )
@@ -227,6 +228,7 @@ def test_the_configuration_of_a_job_is_what_it_was_made_of(registry) -> None:
     assert init["net"][0]["init_args"] == {"num_layers": 3}
     assert init["net"][1] == "fl_lightning.models.graph_sage.GraphSAGE"
     assert init["optimizer"] == {"class_path": "torch.optim.sgd.SGD", "init_args": {"lr": 0.1}}
+    assert init["lr_scheduler"] == {"class_path": "torch.optim.lr_scheduler.StepLR", "init_args": {"step_size": 5}}
     assert made["trainer"]["participation"]["init_args"] == {"num_clients": 2}
 
 
@@ -247,3 +249,12 @@ def test_two_functions_of_one_name_are_not_taken_for_each_other(monkeypatch) -> 
         else:
             with pytest.raises(ValueError, match="has the name of another class that jobs may name"):
                 job_of(config, name="wards", sites=["berlin"])
+
+
+@pytest.mark.parametrize("name", ["LambdaLR", "ReduceLROnPlateau", "SequentialLR", "CyclicLR"])
+def test_schedulers_that_take_functions_or_metrics_are_not_for_jobs(registry, name) -> None:
+    scheduler = {"class_path": f"torch.optim.lr_scheduler.{name}"}
+    config = {"strategy": "FedAvg", "model": {"class_path": "ClientModule", "init_args": {"lr_scheduler": scheduler}}}
+    job, _ = job_of(config, name="wards", sites=["berlin"])
+    with pytest.raises(ValueError, match=name):
+        job.check(registry)

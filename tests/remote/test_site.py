@@ -12,6 +12,7 @@ from lightning import LightningDataModule
 from saving import SavesAfter
 from sites import OPEN, BadChannel, assert_same_clients, make_sites
 from torch.optim import SGD
+from torch.optim.lr_scheduler import ExponentialLR
 
 from fl_lightning import ClientModule, SequentialExecutor, Stage
 from fl_lightning.callbacks import FederatedCheckpoint, LabelFlipping, SimilarityLogger
@@ -240,6 +241,9 @@ def test_other_settings_and_other_parameters_are_refused(make_federation, make_m
     trainer, data, strategy, _, _ = make_federation()
     with pytest.raises(ValueError, match="optimizer"):
         trainer.fit(make_model(optimizer=functools.partial(SGD, lr=0.1)), data, strategy)
+    trainer, data, strategy, _, _ = make_federation()
+    with pytest.raises(ValueError, match="lr_scheduler"):
+        trainer.fit(make_model(lr_scheduler=functools.partial(ExponentialLR, gamma=0.5)), data, strategy)
 
 
 def test_of_an_error_only_its_kind_leaves(make_federation, make_model, caplog) -> None:

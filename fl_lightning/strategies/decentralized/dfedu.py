@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.federation import Federation
+from fl_lightning.round.stage import Stage
 from fl_lightning.strategies.decentralized.base import Decentralized, warn_if_weak
 
 
@@ -68,6 +69,11 @@ class DFedU(Decentralized):
             )
         elif self.regularization:
             warn_if_weak(self.pull * largest, factors, self.exchange_every)
+
+    def training(self, round_idx: int) -> Stage:
+        """Local training; the pull has the clients' learning rate of the round."""
+        self.pull = self.federation.learning_rate_in(round_idx) * self.regularization
+        return super().training(round_idx)
 
     def combine(self, clients: Tensor, trained_CP: Tensor) -> Tensor:
         """θ̃_i - α λ Σ_j a_ij (θ_i - θ_j), θ before and θ̃ after the local steps."""

@@ -169,6 +169,11 @@ class SheafFMTL(Decentralized):
         """True for the given clients, in the maps' order, (C,)."""
         return torch.zeros_like(self.adjacency_CC[0]).index_fill(0, self.rank_C[clients], True)
 
+    def training(self, round_idx: int) -> Stage:
+        """Local training; the pull has the clients' learning rate of the round."""
+        self.pull = self.federation.learning_rate_in(round_idx) * self.regularization
+        return super().training(round_idx)
+
     def combine(self, clients: Tensor, trained_CP: Tensor) -> Tensor:
         """Eq. 18 among the clients that responded; absent ones are left out."""
         if not self.regularization or self.restriction_maps.is_silent:

@@ -19,7 +19,7 @@ w for all.
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -77,7 +77,6 @@ class APFL(Twins):
     def setup(self, federation: Federation) -> None:
         """Start from the common model, before any client has responded."""
         super().setup(federation)
-        self.rate = federation.learning_rate if self.mixture_lr is None else self.mixture_lr
         self.responded: list[int] = []
 
     def training(self, round_idx: int) -> Stage:
@@ -85,7 +84,9 @@ class APFL(Twins):
         stage = dataclasses.replace(super().training(round_idx), objective=self.losses)
         if self.adaptive == "none":
             return stage
-        return dataclasses.replace(stage, program=LocalProgram(step=self.move_alpha))
+        rate = self.federation.learning_rate_in(round_idx) if self.mixture_lr is None else self.mixture_lr
+        step = MixtureStep(rate, is_once=self.adaptive == "round")
+        return dataclasses.replace(stage, program=LocalProgram(step=step))
 
     def losses(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
         """f(w) + f(α v + (1 - α) stop(w))."""
@@ -106,18 +107,6 @@ class APFL(Twins):
         return client.part_output("personal", mixed, batch)
 
     losses.takes_stacks = mixed_output.takes_stacks = True  # type: ignore[attr-defined]
-
-    def move_alpha(
-        self, client: ClientModule, parameters: Parameters, gradients: Parameters, batch: Batch | None, context: Context
-    ) -> Change:
-        """α <- clip(α - η_α ∂/∂α, 0, 1); the optimizer gets the other gradients."""
-        others = {name: gradient for name, gradient in gradients.items() if name != "alpha"}
-        if self.adaptive == "round" and context.step > 0:
-            return Change(gradients=others)
-        alpha = (parameters["alpha"] - self.rate * gradients["alpha"]).clamp(0, 1)
-        return Change(gradients=others, parameters={"alpha": alpha})
-
-    move_alpha.takes_stacks = True  # type: ignore[attr-defined]
 
     def predicts_trained(self) -> bool:
         """True: the shared model that a client mixes with its own also lives on."""
@@ -149,3 +138,22 @@ class APFL(Twins):
     def metrics(self) -> Mapping[str, float]:
         """The share of the evaluated mixtures with the client's own w_i."""
         return {"server/own_mixtures": len(self.responded) / len(self.federation.training_clients)}
+
+
+@dataclass(frozen=True)
+class MixtureStep:
+    """α <- clip(α - η_α ∂/∂α, 0, 1); the optimizer gets the other gradients."""
+
+    rate: float
+    is_once: bool
+    takes_stacks: ClassVar[bool] = True
+
+    def __call__(
+        self, client: ClientModule, parameters: Parameters, gradients: Parameters, batch: Batch | None, context: Context
+    ) -> Change:
+        """The new α, at the first step of a round or at every one."""
+        others = {name: gradient for name, gradient in gradients.items() if name != "alpha"}
+        if self.is_once and context.step > 0:
+            return Change(gradients=others)
+        alpha = (parameters["alpha"] - self.rate * gradients["alpha"]).clamp(0, 1)
+        return Change(gradients=others, parameters={"alpha": alpha})

@@ -16,6 +16,7 @@ resets the optimizers of both models.
 import dataclasses
 import warnings
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -51,11 +52,11 @@ class Ditto(Twins):
     def setup(self, federation: Federation) -> None:
         """Start from the common model, and check the length of the pull."""
         super().setup(federation)
-        self.step = federation.learning_rate * self.proximal_weight
-        if self.step >= 2:
+        step = federation.learning_rate * self.proximal_weight
+        if step >= 2:
             warnings.warn(
                 f"the pull to the global model diverges: learning rate {federation.learning_rate:g} x "
-                f"strategy.proximal_weight {self.proximal_weight:g} is {self.step:.3g}, which must be below 2; lower "
+                f"strategy.proximal_weight {self.proximal_weight:g} is {step:.3g}, which must be below 2; lower "
                 "either (Adam's steps do not diverge, but jump around the global model)",
                 stacklevel=2,
             )
@@ -64,21 +65,33 @@ class Ditto(Twins):
         """λ/2 ‖v - θ‖²."""
         return Proximal(self.proximal_weight, center=received) if self.proximal_weight and not self.decoupled else None
 
-    def pull(self, parameters: Parameters, context: Context) -> Change:
-        """The pull as a step of its own."""
-        pairs = {name: (parameters[name], theta) for name, theta in received(context).items()}
-        return Change(parameters={name: v - self.step * (v - theta) for name, (v, theta) in pairs.items()})
-
-    pull.takes_stacks = True  # type: ignore[attr-defined]
-
     def training(self, round_idx: int) -> Stage:
         """Both models take a step on every batch."""
-        pull = self.pull if self.proximal_weight and self.decoupled else None
-        return dataclasses.replace(super().training(round_idx), objective=both_losses, program=LocalProgram(final=pull))
+        program = self.pull(self.federation.learning_rate_in(round_idx))
+        return dataclasses.replace(super().training(round_idx), objective=both_losses, program=program)
+
+    def pull(self, learning_rate: float) -> LocalProgram:
+        """The pull as a step of its own, if it is one."""
+        is_step = self.decoupled and self.proximal_weight
+        return LocalProgram(final=Pull(learning_rate * self.proximal_weight) if is_step else None)
 
     def join(self) -> Stage:
         """An unseen client trains its personal model for as long as a round."""
-        return dataclasses.replace(self.training(0), trained=("personal.*",))
+        program = self.pull(self.federation.learning_rate)
+        return dataclasses.replace(self.training(0), trained=("personal.*",), program=program)
+
+
+@dataclass(frozen=True)
+class Pull:
+    """v <- v - step (v - θ)."""
+
+    step: float
+    takes_stacks: ClassVar[bool] = True
+
+    def __call__(self, parameters: Parameters, context: Context) -> Change:
+        """The pulled parameters."""
+        pairs = {name: (parameters[name], theta) for name, theta in received(context).items()}
+        return Change(parameters={name: v - self.step * (v - theta) for name, (v, theta) in pairs.items()})
 
 
 def both_losses(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:

@@ -25,6 +25,7 @@ from fl_lightning.federation import Federation
 from fl_lightning.models.projection_gcn import ProjectionGCN
 from fl_lightning.round.client import ClientModule, NetFactory, OptimizerFactory, Penalty
 from fl_lightning.round.context import Context, Parameters
+from fl_lightning.round.lr_schedule import LRSchedulerFactory
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.privacy import RecordPrivacy
 from fl_lightning.round.stage import ClientOutput
@@ -52,6 +53,7 @@ class FedAuxClient(ClientModule):
         running_statistics: As in :class:`ClientModule`.
         metrics: As in :class:`ClientModule`.
         privacy: As in :class:`ClientModule`.
+        lr_scheduler: As in :class:`ClientModule`.
     """
 
     def __init__(
@@ -66,8 +68,9 @@ class FedAuxClient(ClientModule):
         running_statistics: Literal["personal", "shared"] = "personal",
         metrics: list[ClassMetric | NumberMetric] | None = None,
         privacy: RecordPrivacy | None = None,
+        lr_scheduler: LRSchedulerFactory | None = None,
     ) -> None:
-        super().__init__(net, optimizer, gradient_clip_val, running_statistics, metrics, privacy)
+        super().__init__(net, optimizer, gradient_clip_val, running_statistics, metrics, privacy, lr_scheduler)
         if projection_lr_multiplier <= 0:
             raise ValueError(f"model.projection_lr_multiplier must be positive, got {projection_lr_multiplier}")
         self.projection_lr_multiplier = projection_lr_multiplier

@@ -19,6 +19,7 @@ from torch.optim import Adam
 
 from fl_lightning.federation import Federation
 from fl_lightning.round.client import NetFactory, OptimizerFactory
+from fl_lightning.round.lr_schedule import LRSchedulerFactory
 from fl_lightning.round.privacy import RecordPrivacy
 from fl_lightning.strategies.mixing.fedaux import PROJECTION, FedAux, FedAuxClient
 from fl_lightning.tasks.class_metrics import ClassMetric
@@ -38,6 +39,7 @@ class LocalAuxClient(FedAuxClient):
         running_statistics: As there.
         metrics: As there.
         privacy: As there.
+        lr_scheduler: As there.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class LocalAuxClient(FedAuxClient):
         running_statistics: Literal["personal", "shared"] = "personal",
         metrics: list[ClassMetric | NumberMetric] | None = None,
         privacy: RecordPrivacy | None = None,
+        lr_scheduler: LRSchedulerFactory | None = None,
     ) -> None:
         super().__init__(
             net,
@@ -63,6 +66,7 @@ class LocalAuxClient(FedAuxClient):
             running_statistics=running_statistics,
             metrics=metrics,
             privacy=privacy,
+            lr_scheduler=lr_scheduler,
         )
 
 

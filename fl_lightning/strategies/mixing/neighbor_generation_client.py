@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 
 from fl_lightning.models.neighbor_generator import NeighborGenerationNet, NeighborGenerator, Rounding
 from fl_lightning.round.client import ClientModule, NetFactory, OptimizerFactory
+from fl_lightning.round.lr_schedule import LRSchedulerFactory
 from fl_lightning.round.privacy import RecordPrivacy
 from fl_lightning.tasks.class_metrics import ClassMetric
 from fl_lightning.tasks.number_metrics import NumberMetric
@@ -33,6 +34,7 @@ class NeighborGenerationClient(ClientModule):
         running_statistics: As for :class:`~fl_lightning.ClientModule`.
         metrics: As for :class:`~fl_lightning.ClientModule`.
         privacy: As for :class:`~fl_lightning.ClientModule`.
+        lr_scheduler: As for :class:`~fl_lightning.ClientModule`.
     """
 
     def __init__(
@@ -51,8 +53,9 @@ class NeighborGenerationClient(ClientModule):
         running_statistics: Literal["personal", "shared"] = "personal",
         metrics: list[ClassMetric | NumberMetric] | None = None,
         privacy: RecordPrivacy | None = None,
+        lr_scheduler: LRSchedulerFactory | None = None,
     ) -> None:
-        super().__init__(net, optimizer, gradient_clip_val, running_statistics, metrics, privacy)
+        super().__init__(net, optimizer, gradient_clip_val, running_statistics, metrics, privacy, lr_scheduler)
         if rounding not in ("nearest", "down"):
             raise ValueError(f"model.rounding must be 'nearest' or 'down', got {rounding!r}")
         if generator_lr <= 0:

@@ -103,6 +103,11 @@ class SCAFFOLD(Mixing):
                 "but the clients' is not: set 'gradient_mean', or make model.optimizer torch.optim.SGD without "
                 "momentum and model.gradient_clip_val null"
             )
+        if self.control == "displacement" and federation.has_schedule:
+            raise ValueError(
+                "strategy.control is 'displacement', which divides by the learning rate, but model.lr_scheduler "
+                "changes that, to 0 maybe: set 'gradient_mean', or leave model.lr_scheduler out"
+            )
         super().setup(federation)
         many = federation.num_clients >= MANY_CLIENTS
         self.controls: dict[str, Any] = {

@@ -577,7 +577,7 @@ def test_impossible_settings(build) -> None:
 
 def test_bytes_by_hand() -> None:
     """A path of models of 8, 4, 6 and 6 numbers, γ = 1/2: messages of 2, 2 and 3 numbers along its edges."""
-    stage, row = SheafFMTL().stages(0)[0], [0.0] * 8
+    row = [0.0] * 8
     first, second, third = (0, 1), (1, 2), (2, 3)
     # who is there, and along which edges both messages are sent, or one and a squared norm
     rounds = [
@@ -596,6 +596,7 @@ def test_bytes_by_hand() -> None:
     for derive in (False, True):
         strategy = SheafFMTL(topology=Edges(*PATH), regularization=0.5, projection_fraction=0.5, derive_opening=derive)
         strategy.setup(small_federation(8, 4, 6, 6))
+        stage = strategy.stages(0)[0]
         for clients, sent, derived in rounds:
             upload = upload_of([row] * len(clients), clients) if clients else Payload(clients=())
             numbers = sum(4 * length[edge] for edge in sent)
@@ -605,10 +606,10 @@ def test_bytes_by_hand() -> None:
 
 
 def test_maps_that_do_not_learn_need_one_message() -> None:
-    stage, upload = SheafFMTL().stages(0)[0], upload_of([[0.0] * 8] * 3)
+    upload = upload_of([[0.0] * 8] * 3)
     strategy = SheafFMTL(topology=Complete(), regularization=0.5, projection_fraction=0.5, map_step_size=0)
     strategy.setup(small_federation(8, 4, 6))
-    assert strategy.peer_bytes(stage, upload) == [8 * (2 + 3), 8 * (2 + 2), 8 * (3 + 2)]
+    assert strategy.peer_bytes(strategy.stages(0)[0], upload) == [8 * (2 + 3), 8 * (2 + 2), 8 * (3 + 2)]
 
 
 def test_deriving_the_opening_halves_the_bytes_and_changes_nothing(make_trainer, assert_same) -> None:
