@@ -44,6 +44,8 @@ class PrivacyAccountant:
     def __init__(self, folder: Path, *, delta: float) -> None:
         self.path = folder / "privacy.json"
         self.delta = delta
+        #: The ε of each example that everything together must not exceed, and its δ; None for no bound.
+        self.record_bound: tuple[float, float] | None = None
         self._key = account_key(folder)
         self._lock = FileLock(folder / "privacy.lock", timeout=SECONDS_TO_WAIT, mode=0o600)
 
@@ -64,7 +66,7 @@ class PrivacyAccountant:
             max_epsilon: The ε that the site's account must not exceed; None for no bound.
 
         Raises:
-            BudgetSpent: It would.
+            BudgetSpent: It would, or that of each example would exceed ``record_bound``.
             ValueError: The account cannot be read.
         """
         with self._lock:
@@ -75,6 +77,13 @@ class PrivacyAccountant:
                 raise BudgetSpent(
                     f"the privacy budget is spent: ε would be {after:.3g}, max_epsilon is {max_epsilon:g}"
                 )
+            if self.record_bound is not None:
+                bound, delta = self.record_bound
+                if (of_record := epsilon_of(_steps(saved), delta, precision=precision)) > bound:
+                    raise BudgetSpent(
+                        f"the privacy budget of this site's examples is spent: ε would be {of_record:.3g}, "
+                        f"policy.max_record_epsilon is {bound:g}"
+                    )
             account = {**saved, "precision": precision, "num_answers": int(saved["num_answers"]) + 1}
             self._write({**account, "delta": self.delta, "epsilon": after})
 

@@ -122,7 +122,7 @@ class RemoteExecutor(Executor):
         self.num_flat, self.collator = client.num_communicated, collator
         self.round, self.active = None, set()
         self.digests, self.pinned, self.unneeded = {}, set(), {}
-        self.responses = Responses()
+        self.responses = Responses(client.monitor)
         if self.secure:
             check_stages(self.strategy)
         federation, registry = self.strategy.federation, self.data.registry

@@ -20,6 +20,9 @@ from fl_lightning.extras import require
 from fl_lightning.remote.accounting import BudgetSpent, PrivacyAccountant
 from fl_lightning.round.payload import Payload
 
+#: The least length, noise multiplier and ε of settings: the account would overflow far below it.
+LEAST = 1e-9
+
 
 class CannotFilter(ValueError):
     """A response is of a kind that a filter cannot work on."""
@@ -129,8 +132,8 @@ class GaussianNoise(SiteFilter):
     ) -> None:
         bounds = {"clip_norm": clip_norm, "noise_multiplier": noise_multiplier, "max_epsilon": max_epsilon}
         for name, value in bounds.items():
-            if value is not None and not value > 0:
-                raise ValueError(f"GaussianNoise.{name} must be positive, got {value}")
+            if value is not None and not LEAST <= value < math.inf:
+                raise ValueError(f"GaussianNoise.{name} must be a finite number of at least {LEAST:g}, got {value}")
         if not 0 < delta < 1:
             raise ValueError(f"GaussianNoise.delta must be in (0, 1), got {delta}")
         require("privacy", "GaussianNoise")

@@ -44,7 +44,7 @@ class Guard:
         self.policy = policy
         self.client_data = client_data
         self.ledger = ledger
-        self.run = ""  # the server's name for it
+        self.run, self.summed = "", False  # the server's name for it, and whether the server learns only sums
         self.num_rounds = num_rounds
         self.num_messages = 0
         self.steps: Counter[int] = Counter()
@@ -130,6 +130,8 @@ class Guard:
         self.policy.check_parameters(names if stage.flat else stage.upload)
         for name in stage.client_outputs:
             self.policy.check_output(name, kind_of(stage, name))
+        if stage.scores:
+            self.policy.check_scores(stage.scores, summed=self.summed)
 
     def admit_stage(
         self,
@@ -169,11 +171,9 @@ class Guard:
             evaluations: The models.
             round_idx: The round.
             steps_per_epoch: Number of batches in an epoch of the client's data.
-            asked: A digest of the request: a repeated one has the same response, and counts once.
+            asked: A digest of the request: a repeated one has the same response, and its models count once.
         """
         self.check_round(round_idx)
-        if asked in self.scored:
-            return
         for evaluation in evaluations:
             kind = scored_of(evaluation)
             if kind not in self.policy.evaluations:
@@ -181,7 +181,8 @@ class Guard:
                 raise Refused(
                     f"a model that is {kind} is to be evaluated, but policy.evaluations allows only {allowed}"
                 )
-        self._count_evaluations(round_idx, len(evaluations), asked)
+        if asked not in self.scored:
+            self._count_evaluations(round_idx, len(evaluations), asked)
         for evaluation in evaluations:
             self.admit_tuning(evaluation, round_idx, steps_per_epoch)
         self.scored.add(asked)

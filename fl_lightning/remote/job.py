@@ -144,8 +144,7 @@ def open_site(
         drawing=data.drawing,
         names=data.user_names(client),
         accelerator=str(site_settings.get("accelerator", "cpu")),
-        num_rounds=job.trainer.get("num_rounds", FederatedTrainer().num_rounds),
-        planned_rounds=job.planned_rounds,
+        job=job,
         account=account,
         identity=None if startup is None else Identity.of_kit(startup, policy.peers),
         own=site_settings.get("own", data.registry.own),
@@ -236,6 +235,8 @@ def _own_settings(own_file: Path, known: Sequence[str]) -> dict[str, Any]:
     for key in ("data", "policy"):
         if not isinstance(given.get(key, {}), dict):
             raise ValueError(f"{own_file}: {key} is {given[key]!r}: write its settings below it")
+    if "policy" in given:
+        given["policy"] = {name: value for name, value in given["policy"].items() if value is not None}
     return given
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fl_lightning.direction import group_of
 from fl_lightning.remote.accounting import BudgetSpent, PrivacyAccountant
-from fl_lightning.remote.filters import CannotFilter, normal_numbers
+from fl_lightning.remote.filters import LEAST, CannotFilter, normal_numbers
 from fl_lightning.remote.schema import MOST
 from fl_lightning.tasks.class_metrics import CLASS_METRICS
 
@@ -53,8 +53,8 @@ class NoisyMetrics:
         max_epsilon: float | None = None,
     ) -> None:
         for name, value in {"noise_multiplier": noise_multiplier, "bound": bound, "max_epsilon": max_epsilon}.items():
-            if value is not None and not value > 0:
-                raise ValueError(f"NoisyMetrics.{name} must be positive, got {value}")
+            if value is not None and not LEAST <= value < math.inf:
+                raise ValueError(f"NoisyMetrics.{name} must be a finite number of at least {LEAST:g}, got {value}")
         if not 0 < delta < 1:
             raise ValueError(f"NoisyMetrics.delta must be in (0, 1), got {delta}")
         self.noise_multiplier = noise_multiplier

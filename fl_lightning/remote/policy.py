@@ -90,7 +90,8 @@ class SitePolicy(JobPolicy):
         local: Patterns of the parameters that never leave, whatever a job declares personal.
         outputs: Patterns of the client outputs that may leave; None for all.
         kinds: What client outputs may describe.
-        evaluations: Which models may be evaluated.
+        evaluations: Which models may be evaluated. Strategies that choose settings by scores of their own need ``own``
+            and ``received``, and ``metrics`` that leave without noise.
         max_evaluations_per_round: Maximum number of models that are evaluated in a round, including trials of a
             strategy's settings.
         metrics: What evaluations release: ``plain`` numerators and denominators (under secure aggregation only their
@@ -207,6 +208,17 @@ class SitePolicy(JobPolicy):
         if not self.releases_metrics(summed=summed):
             return {name: torch.zeros_like(pair_12) for name, pair_12 in result.items()}
         return result if self.metric_noise is None else self.metric_noise(result)
+
+    def check_scores(self, names: Sequence[str], *, summed: bool) -> None:
+        """Refuse exact scores of models within a stage, if evaluations do not release such."""
+        if not self.releases_metrics(summed=summed) or self.metric_noise is not None:
+            why = "policy.metric_noise is for evaluations alone" if self.metric_noise else "policy.metrics forbids it"
+            raise Refused(f"{_listed(names)} would leave, which scores models on this site's examples, but {why}")
+        if missing := [kind for kind in ("own", "received") if kind not in self.evaluations]:
+            raise Refused(
+                f"{_listed(names)} would leave, which scores models, but policy.evaluations does not allow those that "
+                f"are {' or '.join(missing)}"
+            )
 
     def check_parameters(self, names: Sequence[str]) -> None:
         """Refuse parameters that may not leave."""

@@ -1,12 +1,14 @@
 """A site's checks of a server's messages: anything that no honest server sends is refused before anything changes."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
 from fl_lightning.batches.client_data import ClientData
+from fl_lightning.remote.job_schema import Job
 from fl_lightning.remote.message import Message
-from fl_lightning.remote.policy import Refused
+from fl_lightning.remote.policy import Refused, SitePolicy
 from fl_lightning.remote.schema import OF_SUMS, QUESTIONS, WrongMessage, check_facts, shown
 from fl_lightning.round.payload import FLAT
 from fl_lightning.tasks import Task
@@ -55,6 +57,32 @@ def check_start(message: Message, client_data: ClientData, task: Task, own: Sequ
     }
     if names := [name for name, is_wrong in wrong.items() if is_wrong]:
         raise Refused(f"the server's message 'start' is wrong: its {', '.join(names)} cannot be this site's")
+
+
+def check_terms(about: Mapping[str, Any], policy: SitePolicy, job: Job | None) -> None:
+    """Refuse a federation that is not what the owner allows, or not what the job says, which its submitter has signed.
+
+    Args:
+        about: The fields of the server's message ``start``.
+        policy: The site's rules.
+        job: The job; None if the site was opened without one.
+
+    Raises:
+        Refused: The strategy or aggregation in plain is not allowed here, or the server changes the job.
+    """
+    policy.check_strategy(about["strategy"])
+    if policy.secure_only and not about["secure"]:
+        raise Refused("this site responds only under secure aggregation")
+    if job is None:
+        return
+    changed = {
+        "secure": about["secure"] != job.secure,
+        "secure_share": about["secure"] and about["secure_share"] < job.secure_share,
+        "seed": about["seed"] != job.seed,
+        "names": len(about["names"]) != len(job.sites),
+    }
+    if names := [name for name, is_changed in changed.items() if is_changed]:
+        raise Refused(f"the server's message 'start' does not keep to the job: its {', '.join(names)} differ")
 
 
 def check_tensors(

@@ -1,11 +1,14 @@
 """What a site releases about its client: its part of a stage and its scores, as the site's policy allows."""
 
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
 from fl_lightning.executors.private import rate_of
 from fl_lightning.remote.accounting import BudgetSpent, PrivacyAccountant
 from fl_lightning.remote.filters import CannotFilter, GaussianNoise
+from fl_lightning.remote.job_schema import Job
 from fl_lightning.remote.membership import Membership
 from fl_lightning.remote.metrics import summands
 from fl_lightning.remote.policy import Refused, SitePolicy
@@ -51,8 +54,20 @@ def pay_for(
         raise Refused(str(error)) from error
 
 
+def open_accounts(policy: SitePolicy, folder: Path) -> PrivacyAccountant:
+    """Open the site's account, and those of what adds noise, which keep to the bound on ε of an example, too."""
+    for each in (*policy.filters, policy.metric_noise):
+        if each is None:
+            continue
+        each.open(folder)
+        account = getattr(each, "accountant", None)
+        if isinstance(account, PrivacyAccountant) and policy.max_record_epsilon is not None:
+            account.record_bound = policy.max_record_epsilon, policy.record_delta
+    return PrivacyAccountant(folder, delta=policy.record_delta)
+
+
 def check_plan(
-    num_rounds: int | None,
+    job: Job | None,
     strategy: Strategy,
     member: Membership,
     privacy: RecordPrivacy | None,
@@ -67,7 +82,7 @@ def check_plan(
     Raises:
         Refused: The account would exceed a bound of the policy.
     """
-    if num_rounds is None:
+    if job is None or (num_rounds := job.planned_rounds) is None:
         return
     stages = strategy.stages(0)
     noisy = [
@@ -82,9 +97,12 @@ def check_plan(
         for account, multiplier, number, bound in noisy:
             assert account is not None, "filters are opened with the site"
             account.check(multiplier, number, {}, max_epsilon=bound)
+        planned = {}
         if privacy is not None and steps:
             planned = {(rate_of(member.collator, member.index), privacy.noise_multiplier): num_rounds * steps}
-            accountant.check(None, 0, planned, max_record_epsilon=policy.max_record_epsilon)
+        precision = sum(number * multiplier**-2 for _, multiplier, number, _ in noisy)
+        together = precision**-0.5 if precision else None  # one response that reveals as much as all of them
+        accountant.check(together, 1, planned, max_record_epsilon=policy.max_record_epsilon)
     except BudgetSpent as error:
         raise Refused(f"the privacy budget does not pay for the {num_rounds} rounds of this search: {error}") from error
 

@@ -44,9 +44,14 @@ def check_response(question: Message, response: Message) -> None:
 
 
 class Responses:
-    """Reads what clients send in a run, and remembers the numbers of examples that they stated."""
+    """Reads what clients send in a run, and remembers the numbers of examples that they stated.
 
-    def __init__(self) -> None:
+    Args:
+        monitor: The metric by which strategies choose settings.
+    """
+
+    def __init__(self, monitor: str = "") -> None:
+        self.monitor = monitor
         self.counts: dict[tuple[int, str], float] = {}
 
     def upload(self, response: Message, client: int, stage: Stage, net: Mapping[str, Tensor], length: int) -> Payload:
@@ -92,10 +97,32 @@ class Responses:
             if not 0 <= int(response.tensors[name]) <= MOST:
                 raise WrongMessage(f"{name} must be in [0, {MOST}], it is {int(response.tensors[name])}")
         self._bind(client, "num_examples", float(response.tensors["num_examples"]))
+        for base in stage.scores:
+            self._check_scores(client, base, {n[2:]: response.tensors[n] for n in extras if owners[n] == base})
         try:
             return Payload.from_named((client,), response.tensors)
         except ValueError as error:
             raise WrongMessage(str(error)) from error
+
+    def _check_scores(self, client: int, base: str, tensors: Mapping[str, Tensor]) -> None:
+        """Refuse scores of models within a stage that no examples can have."""
+        if f"{base}/count" in tensors:
+            count = tensors[f"{base}/count"]
+            totals = torch.stack([t for n, t in tensors.items() if n != f"{base}/count" and t.shape == count.shape])
+        elif base in tensors and tensors[base].shape[-1] == 2:
+            totals, count = tensors[base].unbind(-1)
+        else:
+            raise WrongMessage(f"{base} is not a numerator and denominator")
+        is_wrong = (
+            ~totals.isfinite() | ~count.isfinite() | (count < 0) | (count > MOST) | ((count == 0) & (totals != 0))
+        )
+        if is_share(self.monitor.rpartition("/")[2]):
+            is_wrong |= (totals < 0) | (totals > ROUNDING * count)
+        if bool(is_wrong.any()):
+            raise WrongMessage(f"{base} is {totals.tolist()} of {count.tolist()} examples, which is impossible")
+        for stated in set(count.flatten().tolist()):
+            if stated:  # too few examples are said to be none
+                self._bind(client, base, stated)
 
     @staticmethod
     def masked(response: Message, count: int) -> None:

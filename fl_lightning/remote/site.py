@@ -25,18 +25,25 @@ from torch import Tensor
 from fl_lightning.batches.client_data import ClientData
 from fl_lightning.executors import StageRequest
 from fl_lightning.federation import UserNames
-from fl_lightning.remote.accounting import PrivacyAccountant
 from fl_lightning.remote.digests import card_of, digest_of, digest_of_facts
 from fl_lightning.remote.evaluations import allowed_evaluation
 from fl_lightning.remote.guard import Guard
 from fl_lightning.remote.identity import Identity
+from fl_lightning.remote.job_schema import Job
 from fl_lightning.remote.ledger import SumLedger
 from fl_lightning.remote.membership import Membership
 from fl_lightning.remote.message import Message, packed
 from fl_lightning.remote.own import own_of, with_own_outputs
 from fl_lightning.remote.policy import Refused, SitePolicy
-from fl_lightning.remote.questions import check_question, check_start
-from fl_lightning.remote.release import check_hidden, check_plan, pay_for, released_scores, released_update
+from fl_lightning.remote.questions import check_question, check_start, check_terms
+from fl_lightning.remote.release import (
+    check_hidden,
+    check_plan,
+    open_accounts,
+    pay_for,
+    released_scores,
+    released_update,
+)
 from fl_lightning.remote.sealed import SealedFiles
 from fl_lightning.remote.secure import check_stage
 from fl_lightning.remote.states import StateStore
@@ -47,6 +54,7 @@ from fl_lightning.run.folder import private_folder
 from fl_lightning.run.predictions import Predicted, write_predictions
 from fl_lightning.strategies import Strategy
 from fl_lightning.tasks import Drawing
+from fl_lightning.trainer import FederatedTrainer
 
 _log = logging.getLogger(__name__)
 #: Messages that belong to a sum under secure aggregation, and only there.
@@ -68,8 +76,7 @@ class Site:
         drawing: How training examples are drawn, as in the data module; None for all at once.
         names: The user's names of nodes or examples, and of classes; None for numbers from 0.
         accelerator: Where the client trains, as in Lightning.
-        num_rounds: Rounds of the job, if known; the site refuses later ones.
-        planned_rounds: Rounds of the job's search, which the privacy account must be able to pay for; None for none.
+        job: What its submitter has signed, to which the server must keep; None if that is not known.
         own: Which of the client's ``features`` and ``outputs`` mean something else than at other sites: the layers that
             read and compute them then stay here.
 
@@ -89,8 +96,7 @@ class Site:
         drawing: Drawing | None = None,
         names: UserNames | None = None,
         accelerator: str = "cpu",
-        num_rounds: int | None = None,
-        planned_rounds: int | None = None,
+        job: Job | None = None,
         account: Path | None = None,
         identity: Identity | None = None,
         own: Sequence[str] = (),
@@ -104,20 +110,18 @@ class Site:
         self.policy = (policy or SitePolicy()).for_training(model.privacy)
         self.drawing = drawing or Drawing()
         self.accelerator = accelerator
-        self.planned_rounds = planned_rounds
+        self.job = job
         private_folder(folder)
         account = private_folder(account or folder)
         try:
             self.states = StateStore(folder / "states")
             self.files = SealedFiles(folder, self.states.digest)
             self.ledger = SumLedger(account)
-            self.accountant = PrivacyAccountant(account, delta=self.policy.record_delta)
             self.sum = SumMember(self.files, self.ledger, identity, self.policy.min_sum_clients)
-            for each in (*self.policy.filters, self.policy.metric_noise):
-                if each is not None:
-                    each.open(account)
+            self.accountant = open_accounts(self.policy, account)
         except ValueError as error:
             raise Refused(str(error)) from error
+        num_rounds = None if job is None else job.trainer.get("num_rounds", FederatedTrainer().num_rounds)
         self.guard = Guard(self.policy, client_data, self.ledger, num_rounds=num_rounds)
         self.current = ""
         self.last: Message | None = None
@@ -190,8 +194,7 @@ class Site:
         check_start(message, self.client_data, self.model.task, self.own)
         try:
             self._set_up(message)
-            privacy, accountant = self.model.privacy, self.accountant
-            check_plan(self.planned_rounds, self.strategy, self.member, privacy, accountant, self.policy)
+            check_plan(self.job, self.strategy, self.member, self.model.privacy, self.accountant, self.policy)
         except BaseException:
             self._go_on()  # discard the new one
             raise
@@ -206,9 +209,7 @@ class Site:
 
     def _set_up(self, start: Message) -> None:
         about = start.about
-        self.policy.check_strategy(about["strategy"])
-        if self.policy.secure_only and not about["secure"]:
-            raise Refused("this site responds only under secure aggregation")
+        check_terms(about, self.policy, self.job)
         self.member = member = Membership(
             start,
             self.client_data,
@@ -220,7 +221,7 @@ class Site:
         )
         if member.secure:
             self.sum.join(member.label, member.index, about["names"], float(about["secure_share"]))
-        self.guard.run = member.label
+        self.guard.run, self.guard.summed = member.label, member.secure
         self.guard.admit_parameters(member.num_flat)
         self.guard.check_stages(self.strategy, list(member.known))
         member.find_metrics()
@@ -345,7 +346,7 @@ class Site:
             [evaluation for _, evaluation in allowed],
             round_idx,
             member.steps_per_epoch,
-            asked=digest_of_facts(about["evaluations"], about["state"], *message.tensors.items()),
+            asked=digest_of_facts(about["evaluations"], round_idx, about["state"], *message.tensors.items()),
         )
         if member.secure:
             self._enter(message, ["evaluate", round_idx], None)

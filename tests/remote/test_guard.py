@@ -10,7 +10,7 @@ from sites import OPEN, BadChannel, make_sites
 from fl_lightning import ClientModule, Stage
 from fl_lightning.models import GCN, MaskedGCN
 from fl_lightning.relations.topology import Ring
-from fl_lightning.remote import Message, SitePolicy, federate
+from fl_lightning.remote import Message, NoisyMetrics, SitePolicy, federate
 from fl_lightning.remote.digests import settings_of
 from fl_lightning.remote.guard import Guard, count_parameters, kind_of
 from fl_lightning.remote.ledger import SumLedger
@@ -18,6 +18,7 @@ from fl_lightning.remote.policy import Refused
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Evaluation, Rows, tune
 from fl_lightning.strategies import SCAFFOLD, FedAvg, FedPer, FedProto, FedPub
+from fl_lightning.strategies.trials import validation_score
 
 
 @pytest.fixture
@@ -277,9 +278,11 @@ def test_models_to_score_are_bounded_in_a_round_whatever_the_federation(started)
 
 
 def test_training_before_an_evaluation_ends(three, tmp_path) -> None:
-    guard = Guard(SitePolicy(max_steps_per_round=100), three.clients[0], SumLedger(tmp_path))
-    guard.admit_evaluations([Evaluation(tuning=tune(60))], 0, 1, asked="a")
-    guard.admit_evaluations([Evaluation(tuning=tune(60))], 0, 1, asked="a")  # again, and responded alike
+    policy = SitePolicy(max_steps_per_round=100, max_evaluations_per_round=2)
+    guard = Guard(policy, three.clients[0], SumLedger(tmp_path))
+    guard.admit_evaluations([Evaluation(tuning=tune(40))], 0, 1, asked="a")
+    guard.admit_evaluations([Evaluation(tuning=tune(20))], 0, 1, asked="a")  # again: no further model, but steps
+    assert guard.evaluations[0] == 1
     with pytest.raises(
         Refused, match=r"60 steps of round 0 were taken and 60 more are requested, policy\.max_steps_per_rou"
     ):
@@ -287,6 +290,27 @@ def test_training_before_an_evaluation_ends(three, tmp_path) -> None:
     guard.admit_evaluations([Evaluation(tuning=tune(60))], 1, 1, asked="c")
     with pytest.raises(Refused, match="max_steps_per_round"):
         guard.admit_tuning(Evaluation(tuning=tune(10**9)), 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("policy", "why"),
+    [
+        ({"metrics": "off"}, "policy.metrics forbids it"),
+        ({"metrics": "sums"}, "policy.metrics forbids it"),
+        ({"metric_noise": NoisyMetrics(noise_multiplier=5.0)}, "policy.metric_noise is for evaluations alone"),
+        ({"evaluations": ["own"]}, "policy.evaluations does not allow those that are received"),
+    ],
+)
+def test_scores_within_a_stage_are_metrics_too(three, policy, why, tmp_path) -> None:
+    """A strategy that chooses its settings by validation would be told the metric of any model, exactly."""
+    guard = Guard(SitePolicy(min_examples=1, **policy), three.clients[0], SumLedger(tmp_path))
+    trial = Stage(name="try", client_outputs={"s": validation_score}, rows={"s": Rows(of="score")})
+    with pytest.raises(Refused, match=why):
+        guard.admit_stage(trial, (), 0, 1.0, 1, asked="a")
+    Guard(OPEN, three.clients[0], SumLedger(tmp_path)).admit_stage(trial, (), 0, 1.0, 1, asked="a")
+    guard.summed = True
+    if policy.get("metrics") == "sums":
+        guard.check_stage(trial, ())
 
 
 def test_steps_of_a_round_are_bounded(run) -> None:

@@ -11,7 +11,8 @@ import yaml
 from torch_geometric.data import Data
 
 from fl_lightning import command_line
-from fl_lightning.remote import TopK
+from fl_lightning.remote import Message, TopK
+from fl_lightning.remote.explain import _start as start_of
 from fl_lightning.remote.job import open_server, open_site
 from fl_lightning.remote.job_schema import Job, NotAJob, job_of
 from fl_lightning.remote.policy import Refused
@@ -328,3 +329,40 @@ def test_kits_have_certificates_and_leave_what_is_allowed_to_their_owners(tmp_pa
     assert started["require_signed_jobs"] is True
     assert yaml.safe_load((kits / "fl.example.org" / "local" / "fl_server.yaml").read_text()) is None
     assert yaml.safe_load((kits / "rome" / "local" / "fl_site.yaml").read_text()) is None  # an example, commented out
+
+
+@pytest.mark.parametrize(
+    ("change", "differs"),
+    [
+        ({"secure": False}, "secure"),
+        ({"secure_share": 0.5}, "secure_share"),
+        ({"seed": 1}, "seed"),
+        ({"names": ["a", "b", "c"], "training_clients": [0, 1, 2]}, "names"),
+    ],
+)
+def test_a_server_keeps_to_the_job_that_was_signed(job, data, tmp_path, change, differs) -> None:
+    """Otherwise it would turn off secure aggregation, or have too few sites in a sum."""
+    secure = dataclasses.replace(job, secure=True, secure_share=0.9, sites=["a", "b", "c", "d"])
+    site = open_site(secure, Path(written(tmp_path / "site.yaml", {"data": data})), tmp_path / "site", "a")
+    start = start_of(secure, site)
+    about = {**start.about, "federation": "0" * 64}
+    as_agreed = Message.read(site.respond(Message(kind="start", about=about, tensors=start.tensors).wire))
+    assert as_agreed.kind == "response", as_agreed.about
+    changed = Message(kind="start", about={**about, **change}, tensors=start.tensors)
+    response = Message.read(site.respond(changed.wire))
+    assert (response.kind, response.about["why"]) == (
+        "failure",
+        f"the server's message 'start' does not keep to the job: its {differs} differ",
+    )
+
+
+def test_settings_of_a_policy_that_are_left_empty_are_the_defaults(job, data, tmp_path) -> None:
+    empty = dict.fromkeys(["min_examples", "local", "filters", "max_messages", "kinds", "evaluations"])
+    policies = [
+        open_site(
+            job, Path(written(tmp_path / f"{name}.yaml", {"data": data, "policy": policy})), tmp_path / name
+        ).policy
+        for name, policy in {"empty": empty, "none": {}}.items()
+    ]
+    assert policies[0] == policies[1]
+    assert policies[0].min_examples == 5

@@ -56,7 +56,7 @@ def sites_of(
             policy=SitePolicy(**{"min_examples": 1, **last.get(each.name, {}), **policy}),
             drawing=Drawing(batch_size=4, steps_per_epoch=steps),
             account=folder / "account" / each.name,
-            planned_rounds=planned,
+            job=Job(name=job, sites=list(SIZES), strategy={"class": "FedAvg"}, planned_rounds=planned),
         )
         for each in vectors(SIZES)
     ]
@@ -128,6 +128,21 @@ def test_noisy_responses_of_a_search_are_counted_beforehand(make_trainer, tmp_pa
     with pytest.raises(ValueError, match=r"the 1000 rounds of this search: ε would be .*, max_epsilon is 3"):
         federation(make_trainer, LoopbackChannel(sites("one", 1000)), num_rounds=1)
     federation(make_trainer, LoopbackChannel(sites("two", 2)), num_rounds=1)
+
+
+def test_noisy_responses_spend_the_budget_of_examples_too(make_trainer, tmp_path) -> None:
+    """They hide an example as well as the client, so what they reveal adds to private training."""
+
+    def sites(job: str, planned: int | None = None) -> list[Site]:
+        noise = GaussianNoise(clip_norm=1.0, noise_multiplier=5.0)
+        return sites_of(tmp_path, job, steps=1, planned=planned, max_record_epsilon=6.0, filters=[noise])
+
+    with pytest.warns(UserWarning, match="failed"), pytest.raises(TooFewUpdates, match="budget"):
+        federation(make_trainer, LoopbackChannel(sites("one")), num_rounds=100)
+    spent = [account(tmp_path, client) for client in range(len(SIZES))]
+    assert all(5 < each["record_epsilon"] <= 6 for each in spent)
+    with pytest.raises(ValueError, match=r"the 2 rounds of this search: ε of this site's examples would be"):
+        federation(make_trainer, LoopbackChannel(sites("two", 2)), num_rounds=2)
 
 
 def test_where_nobody_may_train_the_run_ends(make_trainer, tmp_path) -> None:

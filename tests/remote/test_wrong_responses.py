@@ -4,6 +4,7 @@ import random
 import warnings
 
 import pytest
+import torch
 from sites import OPEN, make_sites
 from wrong_messages import (
     ANY,
@@ -18,7 +19,11 @@ from wrong_messages import (
 )
 
 from fl_lightning.remote import LoopbackChannel, Message, federate
+from fl_lightning.remote.responses import Responses
+from fl_lightning.remote.schema import WrongMessage
+from fl_lightning.round.stage import Rows, Stage
 from fl_lightning.strategies import FedAvg
+from fl_lightning.strategies.trials import validation_score
 
 HOSTILE = 1
 NAME = "client-01"
@@ -129,3 +134,43 @@ def test_a_number_of_examples_holds_for_the_run(train) -> None:
     assert len(warned) == 1
     assert "num_examples was of" in warned[0]
     assert "round 1" in warned[0]
+
+
+@pytest.mark.parametrize(
+    ("scores", "monitor", "fits"),
+    [
+        ({"validation_score": [[3.0, 8.0]]}, "val/acc", True),
+        ({"validation_score": [[0.0, 0.0]]}, "val/acc", True),
+        ({"validation_score": [[-3.5, 8.0]]}, "val/mse", True),
+        ({"validation_score": [[1e9, 1.0]]}, "val/acc", False),
+        ({"validation_score": [[-1.0, 8.0]]}, "val/acc", False),
+        ({"validation_score": [[-1.0, -1.0]]}, "val/mse", False),
+        ({"validation_score": [[float("nan"), 1.0]]}, "val/mse", False),
+        ({"validation_score": [[1.0, 0.0]]}, "val/mse", False),
+        ({"validation_score/right": [9.0], "validation_score/count": [8.0]}, "val/acc", False),
+        ({"validation_score/right": [7.0], "validation_score/count": [8.0]}, "val/acc", True),
+    ],
+)
+def test_scores_within_a_stage_are_of_examples(scores, monitor, fits) -> None:
+    """Otherwise one site decides what a strategy chooses."""
+    stage = Stage(
+        name="try",
+        client_outputs={"validation_score": validation_score},
+        rows={"validation_score": Rows(of="score")},
+    )
+    tensors = {f"s/{name}": torch.tensor(value) for name, value in scores.items()}
+    tensors |= {name: torch.tensor([8]) for name in ("num_examples", "num_steps")}
+    response = Message(kind="response", tensors=tensors)
+    responses = Responses(monitor)
+    if fits:
+        assert responses.upload(response, 0, stage, {"w": torch.zeros(1)}, 1).extras
+        return
+    with pytest.raises(WrongMessage, match="which is impossible"):
+        responses.upload(response, 0, stage, {"w": torch.zeros(1)}, 1)
+
+
+def test_a_score_is_always_of_as_many_examples() -> None:
+    responses = Responses("val/acc")
+    responses._check_scores(0, "score", {"score": torch.tensor([[3.0, 8.0]])})
+    with pytest.raises(WrongMessage, match="score was of 8 examples, and is of 9"):
+        responses._check_scores(0, "score", {"score": torch.tensor([[3.0, 9.0]])})
