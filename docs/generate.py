@@ -10,6 +10,7 @@ from pathlib import Path
 import docstring_parser
 from lightning.fabric.loggers.logger import Logger
 from method_pages import page
+from pydantic import BaseModel
 
 import fl_lightning.callbacks
 import fl_lightning.data
@@ -22,6 +23,7 @@ from fl_lightning.round.participation import Participation
 from fl_lightning.run.callback import Callback
 from fl_lightning.strategies import Strategy
 from fl_lightning.strategies.mixing.aggregation import Aggregation
+from fl_lightning.study import schema
 from fl_lightning.trainer import FederatedTrainer
 
 ROOT = Path(__file__).parents[1]
@@ -65,6 +67,7 @@ def all_pages(docs: Path) -> None:
     for group, text in settings.items():
         (target / "settings" / f"{group}.md").write_text(text)
     (target / "settings.md").write_text(settings_page(settings))
+    (target / "study-file.md").write_text(study_page())
     tables = [report.parent.name if report.stem == "report" else report.stem for report in results()]
     (target / "tables").mkdir()
     for name, report in zip(tables, results(), strict=True):
@@ -130,6 +133,36 @@ def settings_page(groups: Iterable[str]) -> str:
     """The list of the pages of settings."""
     lines = ["# Settings", "", "Those of the strategies are on [their own pages](strategies.md).", ""]
     return "\n".join([*lines, "```{toctree}", ":maxdepth: 2", "", *(f"settings/{name}" for name in groups), "```", ""])
+
+
+def study_page() -> str:
+    """What a study's file may have: a table for each of its parts."""
+    parts = {
+        "A study": schema.File,
+        "methods": schema.Method,
+        "cases": schema.Case,
+        "until": schema.Until,
+        "tuning": schema.Tuning,
+        "pictures": schema.Picture,
+        "traffic": schema.Traffic,
+        "wandb": schema.Wandb,
+    }
+    lines = ["# The file of a study", "", "What `fl-train study` reads ([how studies work](../how-to/studies.md)).", ""]
+    for title, part in parts.items():
+        descriptions = {each.arg_name: each.description for each in docstring_parser.parse(part.__doc__ or "").params}
+        lines += [f"## {title}", "", markdown(summary(part)), "", "| setting | default | meaning |", "|---|---|---|"]
+        for name, field in part.model_fields.items():
+            value = "(required)" if field.is_required() else shown_default(field.get_default())
+            lines.append(f"| `{name}` | {value} | {cell(descriptions[name] or '')} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def shown_default(value: object) -> str:
+    """A default of a study's file, as YAML would have it; of a part that may be missing, that it is left out."""
+    if isinstance(value, BaseModel) or value in ({}, [], "", None):
+        return ""
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
 def settings_of(cls: type) -> list[str]:

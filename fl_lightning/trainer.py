@@ -68,6 +68,7 @@ class FederatedTrainer(Counted):
             it unless they are in the cache folder, and shown with it.
 
     Raises:
+        TypeError: ``participation`` is something else.
         ValueError: A value is out of range.
     """
 
@@ -97,6 +98,11 @@ class FederatedTrainer(Counted):
         references: list[Reference] | None = None,
     ) -> None:
         settings.check_trainer(num_rounds=num_rounds, evaluate_every=evaluate_every, seed=seed, run_name=run_name)
+        if not isinstance(participation, Participation | None):
+            raise TypeError(
+                f"trainer.participation is {participation!r}: give Participation(...), such as "
+                "Participation(fraction=0.1)"
+            )
         self.num_rounds = num_rounds
         self.executor = executor or StackedExecutor()
         self.participation = participation or Participation()

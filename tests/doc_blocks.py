@@ -11,6 +11,7 @@ from pathlib import Path
 import yaml
 
 from fl_lightning.command_line import main
+from fl_lightning.study.schema import read_file
 
 #: A number of a page and of a run agree to so much; both are rounded, and machines add in different orders.
 ABSOLUTE, RELATIVE = 0.02, 0.005
@@ -35,7 +36,7 @@ def run_page(page: Path, *, most_rounds: int | None = None) -> None:
 
     Args:
         page: A Markdown file. Blocks in ``python`` and ``console`` run, those in ``yaml`` are read as configurations,
-            and those in ``output`` are what the block before them prints.
+            or as studies, and those in ``output`` are what the block before them prints.
         most_rounds: Rounds at most; blocks in ``output`` are then not compared.
     """
     names: dict[str, object] = {"__name__": "__main__"}
@@ -51,6 +52,9 @@ def run_page(page: Path, *, most_rounds: int | None = None) -> None:
             elif language == "console":
                 for line in command_lines(text):
                     run_command(_fewer(line, most_rounds))
+            elif language == "yaml" and "cases" in yaml.safe_load(text):
+                Path("block.yaml").write_text(text)
+                read_file(Path("block.yaml"))
             elif language == "yaml" and set(yaml.safe_load(text)) <= {"data", "model", "trainer", "strategy"}:
                 Path("block.yaml").write_text(text)
                 run_command("fl-train fit --config configs/fedavg_cora.yaml --config block.yaml --print_config")

@@ -10,6 +10,7 @@ from fl_lightning import (
     Callback,
     ClientModule,
     FederatedDataModule,
+    FederatedTrainer,
     Participation,
     Payload,
     SequentialExecutor,
@@ -514,3 +515,8 @@ def test_precision_is_a_number_too(make_trainer) -> None:
     assert make_trainer(precision=32).precision == "32"
     with pytest.raises(ValueError, match=r"trainer.precision must be one of .*, got '16'"):
         make_trainer(precision=16)
+
+
+def test_a_participation_that_is_none_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"trainer\.participation is 0\.1: give Participation\(\.\.\.\)"):
+        FederatedTrainer(participation=0.1)  # type: ignore[arg-type]
