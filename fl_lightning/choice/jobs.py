@@ -18,7 +18,20 @@ from fl_lightning.choice.asking import answer_of
 from fl_lightning.choice.candidates import CEILING, COMMON, FLOOR, WrongChoice
 from fl_lightning.choice.halving import MOST_FINALISTS, MOST_POINTS, Cost, Planner, lengths
 from fl_lightning.choice.preparation import Asked, Prepared
-from fl_lightning.remote.submit import Submission, follow, session_of
+from fl_lightning.remote.schema import (
+    MOST,
+    MOST_CLIENTS,
+    anything,
+    check_facts,
+    either,
+    mapping,
+    nothing,
+    one_of,
+    real,
+    text,
+    whole,
+)
+from fl_lightning.remote.submit import Submission, connected_sites, follow, session_of
 from fl_lightning.study.runs import StudyRun, digest_of
 from fl_lightning.study.store import Record, Store
 from fl_lightning.study.worker import resolve
@@ -60,9 +73,9 @@ def answer_at_sites(
     with contextlib.ExitStack() as stack:
         try:
             session = stack.enter_context(session_of(kit))
-        except ValueError as error:
+            names = list(sites) or connected_sites(session)
+        except (ValueError, RuntimeError) as error:
             raise WrongChoice(str(error)) from error
-        names = list(sites) or sorted(client.name for client in session.get_connected_client_list())
         if not names:
             raise WrongChoice("no site is connected to the server: start them (startup/start.sh in their kits)")
 
@@ -128,11 +141,11 @@ class Jobs(contextlib.AbstractContextManager["Jobs"]):
                 whole["config"], name=name, resume=resumed > 0, planned_rounds=max(1, self.left), **self.facts
             )
             outcome = follow(self.session, submission, self.folder, attempts=_ATTEMPTS, watch=watch)
+            if outcome.status != "finished" or outcome.folder is None:
+                return {"error": outcome.message}
+            found = _found(outcome.folder / "result.json")
         except (ValueError, RuntimeError) as error:
             return {"error": str(error)}
-        if outcome.status != "finished" or outcome.folder is None:
-            return {"error": outcome.message}
-        found = json.loads((outcome.folder / "result.json").read_text())
         rounds = int(found["num_rounds"])
         self.left -= rounds - resumed
         if state is not None:
@@ -156,6 +169,36 @@ class Jobs(contextlib.AbstractContextManager["Jobs"]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._task = None
+
+
+#: The fields of the server's result.json that are used.
+_FOUND = {
+    "monitor": text(),
+    "mode": one_of("min", "max"),
+    "result": mapping(text(), either(real(-1e300, 1e300), nothing), 10_000),
+    "marks": mapping(text(), anything, 100),
+    "num_rounds": whole(0, MOST),
+    "bytes": mapping(one_of("down", "up"), whole(0, 2**60), 2),
+    "seconds": real(0, 1e12),
+    "failures": mapping(text(), whole(0, MOST), MOST_CLIENTS),
+    "partition_hash": text(shortest=0),
+}
+
+
+def _found(file: Path) -> Mapping[str, Any]:
+    """What a run came to, as the server says.
+
+    Raises:
+        ValueError: It is not as its table says.
+    """
+    try:
+        content = json.loads(file.read_bytes())
+        used = {name: fact for name, fact in content.items() if name in _FOUND} if isinstance(content, dict) else None
+        check_facts(used, _FOUND)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"the server's {file} is wrong: {error}") from error
+    assert used is not None, "checked before"
+    return used
 
 
 def _noted(state: Path | None) -> tuple[str, int]:

@@ -22,7 +22,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from fl_lightning.remote.sealed import SECONDS_TO_WAIT, account_key, write_durably
+from fl_lightning.remote.sealed import SECONDS_TO_WAIT, account_key, begin, has_begun, write_durably
 from fl_lightning.round.privacy import Step, epsilon_of
 
 
@@ -31,14 +31,14 @@ class BudgetSpent(ValueError):
 
 
 class PrivacyAccountant:
-    """Counts noisy responses in ``privacy.json``.
+    """Counts noisy responses in ``privacy.json``, which the first of them creates.
 
     Args:
         folder: The site's account folder, one for all runs.
         delta: δ, in (0, 1).
 
     Raises:
-        ValueError: The folder's secret is damaged.
+        ValueError: The account or the folder's secret is damaged, or the account was lost.
     """
 
     def __init__(self, folder: Path, *, delta: float) -> None:
@@ -48,6 +48,7 @@ class PrivacyAccountant:
         self.record_bound: tuple[float, float] | None = None
         self._key = account_key(folder)
         self._lock = FileLock(folder / "privacy.lock", timeout=SECONDS_TO_WAIT, mode=0o600)
+        self._read()
 
     @property
     def num_responses(self) -> int:
@@ -160,6 +161,7 @@ class PrivacyAccountant:
             delta, precision = float(account["record_delta"]), float(account["precision"])
             account["record_epsilon"] = epsilon_of(_steps(account), delta, precision=precision)
         write_durably(self.path, (json.dumps({**account, "seal": self._seal(account)}) + "\n").encode())
+        begin(self.path.parent, self.path.name)
 
     def _epsilon(self, precision: float) -> float:
         from dp_accounting import gaussian_mechanism
@@ -169,18 +171,20 @@ class PrivacyAccountant:
         return float(gaussian_mechanism.get_epsilon_gaussian(1 / math.sqrt(precision), self.delta))
 
     def _read(self) -> dict[str, Any]:
-        """The account in the file; a new one if there is none."""
-        if not self.path.exists():
+        """The account in the file; a new one if there never was one."""
+        has_account = has_begun(self.path.parent, self.path.name)  # before the file, which is written first
+        if not has_account and not self.path.exists():
             return {"precision": 0.0, "num_answers": 0}
         try:
             account: dict[str, Any] = json.loads(self.path.read_text())
             sound = hmac.compare_digest(account.pop("seal"), self._seal(account))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             sound = False
         if not sound:
+            state = "damaged" if self.path.exists() else "missing"
             raise ValueError(
-                f"{self.path} is damaged: restore it from a copy; without it the site does not know what it has "
-                f"revealed"
+                f"{self.path.name} is {state}: restore it from a copy; without it the site does not know what it has "
+                "revealed"
             )
         return account
 

@@ -19,6 +19,7 @@ import queue
 import shutil
 import sys
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,13 +50,17 @@ from fl_lightning.remote.job_schema import Job, NotAJob
 from fl_lightning.remote.message import Message
 from fl_lightning.remote.names import check_run_name
 from fl_lightning.remote.policy import Refused
+from fl_lightning.remote.schema import LONGEST_REASON
 from fl_lightning.remote.site import Site
+from fl_lightning.run.folder import secret_file
 
 _log = logging.getLogger(__name__)
 
 TASK = "ask"
 #: File with the outcome of a job, in its result.
 OUTCOME_FILE = "outcome.json"
+#: File with the id of a run, in its folder: a run that is resumed keeps it.
+RUN_ID_FILE = "run_id"
 _CHECK_SECONDS = 0.05
 
 
@@ -175,7 +180,8 @@ class FederationController(Controller):  # type: ignore[misc]
             _log.exception("the federation failed")
             outcome["message"] = f"{type(error).__name__}: {error}"
             self.system_panic(outcome["message"], fl_ctx)
-        outcome |= {"bytes": num_bytes, "seconds": time.time() - started, "started": started}
+        outcome |= {"bytes": num_bytes, "seconds": time.time() - started, "started": started, **self._identified()}
+        outcome["message"] = outcome["message"][:LONGEST_REASON]
         if (made := self._made()) is not None:
             outcome["folder"] = made.name
             copy_files(made, result / "run" / made.name, within=root / "federations")
@@ -187,6 +193,13 @@ class FederationController(Controller):  # type: ignore[misc]
             return None
         folder = self.parts.trainer.run.folder
         return folder if folder.name and folder.is_dir() else None
+
+    def _identified(self) -> dict[str, str]:
+        """The id of this job's run; nothing if there is none yet."""
+        made = self._made()
+        return (
+            {} if made is None else {"run": secret_file(made / RUN_ID_FILE, lambda: uuid.uuid4().hex.encode()).decode()}
+        )
 
     def _fit(self, job: Job, parts: ServerParts, channel: FlareChannel) -> dict[str, Any]:
         data = federate(

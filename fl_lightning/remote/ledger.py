@@ -17,14 +17,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from fl_lightning.remote.sealed import account_key
+from fl_lightning.remote.sealed import account_key, begin, has_begun
 
-#: Columns of each table: its primary key, and the others.
+#: Columns of each table: its primary key, and the others; the last one counts the rows of the others.
 _TABLES = {
     "sums": ("purpose, state", "members, survivors"),
     "work": ("run, state", "work"),
     "evaluations": ("run, round_idx, content", "models"),
+    "counts": ("counted", "num_rows"),
 }
+#: Tables whose rows are counted.
+_COUNTED = [table for table in _TABLES if table != "counts"]
 _SECONDS_TO_WAIT = 30.0
 Fact = str | int | None
 
@@ -32,27 +35,30 @@ Fact = str | int | None
 class SumLedger:
     """The ledger of a site's sums and evaluations.
 
-    Every row has a keyed digest, and all are checked when the ledger is opened, so that changes on the disk are
-    detected.
+    Every row has a keyed digest, as have the numbers of rows, and all are checked when the ledger is opened, so that
+    changes on the disk are detected.
 
     Args:
         folder: The site's account folder, for all runs; created if it does not exist.
 
     Raises:
-        ValueError: The ledger, or the folder's secret, is damaged.
+        ValueError: The ledger or the folder's secret is damaged, or the ledger was emptied or lost.
     """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "sums.sqlite"
         self.key = account_key(folder)
-        if not self.path.exists():
-            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
+        if not has_begun(folder, self.path.name):
+            self._create()
+            begin(folder, self.path.name)
         with self._open() as book:
             for table, (names, others) in _TABLES.items():
-                book.execute(f"CREATE TABLE IF NOT EXISTS {table} ({names}, {others}, seal, PRIMARY KEY ({names}))")
                 for *facts, seal in book.execute(f"SELECT {names}, {others}, seal FROM {table}"):
                     if seal != self._seal(table, facts):
                         raise sqlite3.DatabaseError("a row is damaged")
+            book.execute("BEGIN IMMEDIATE")  # between a row and its count
+            for table in _COUNTED:
+                self._check_count(book, table)
             if book.execute("PRAGMA integrity_check").fetchone() != ("ok",):
                 raise sqlite3.DatabaseError("its pages are inconsistent")
 
@@ -146,10 +152,32 @@ class SumLedger:
             self._write(book, "evaluations", run, round_idx, content, models)
         return True
 
+    def _create(self) -> None:
+        """Create the tables that do not exist, and count the rows of those that do."""
+        os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
+        with self._open() as book:
+            book.execute("BEGIN IMMEDIATE")
+            for table, (names, others) in _TABLES.items():
+                book.execute(f"CREATE TABLE IF NOT EXISTS {table} ({names}, {others}, seal, PRIMARY KEY ({names}))")
+            for table in _COUNTED:
+                self._insert(book, "counts", table, _num_rows(book, table))
+
     def _write(self, book: sqlite3.Connection, table: str, *facts: Fact) -> None:
-        """Write a row, replacing one with the same key."""
+        """Write a row, replacing one with the same key, and the number of rows."""
+        self._check_count(book, table)
+        self._insert(book, table, *facts)
+        self._insert(book, "counts", table, _num_rows(book, table))
+
+    def _insert(self, book: sqlite3.Connection, table: str, *facts: Fact) -> None:
         placeholders = ", ".join("?" * (len(facts) + 1))
         book.execute(f"INSERT OR REPLACE INTO {table} VALUES ({placeholders})", (*facts, self._seal(table, facts)))
+
+    def _check_count(self, book: sqlite3.Connection, table: str) -> None:
+        """Detect rows that were deleted."""
+        facts = (table, _num_rows(book, table))
+        counted = book.execute("SELECT num_rows, seal FROM counts WHERE counted = ?", (table,)).fetchone()
+        if counted != (facts[1], self._seal("counts", facts)):
+            raise sqlite3.DatabaseError("rows are missing")
 
     def _seal(self, table: str, facts: Sequence[Fact]) -> str:
         return self.name(json.dumps([table, *facts]).encode())
@@ -157,15 +185,25 @@ class SumLedger:
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
         """The open ledger; what is written is on the disk when the block ends."""
-        book = sqlite3.connect(self.path, timeout=_SECONDS_TO_WAIT)
+        try:  # a file that is missing is not created here
+            book = sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=rw", uri=True, timeout=_SECONDS_TO_WAIT)
+        except sqlite3.DatabaseError as error:
+            raise self._damaged(error) from error
         try:
             book.execute("PRAGMA synchronous = FULL")
             with book:
                 yield book
         except sqlite3.DatabaseError as error:
-            raise ValueError(
-                f"{self.path.name} of this site's account cannot be read or written ({error}): restore it from a "
-                "copy; without it the site does not know which sums it has taken part in"
-            ) from error
+            raise self._damaged(error) from error
         finally:
             book.close()
+
+    def _damaged(self, error: sqlite3.DatabaseError) -> ValueError:
+        return ValueError(
+            f"{self.path.name} of this site's account cannot be read or written ({error}): restore it from a copy; "
+            "without it the site does not know which sums it has taken part in"
+        )
+
+
+def _num_rows(book: sqlite3.Connection, table: str) -> int:
+    return int(book.execute(f"SELECT count(*) FROM {table}").fetchone()[0])

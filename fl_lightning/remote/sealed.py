@@ -8,10 +8,14 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from fl_lightning.run.folder import private_folder, secret_file, whole_file
+from fl_lightning.run.folder import damaged_secret, private_folder, secret_file, whole_file
 
 _log = logging.getLogger(__name__)
 _DIGITS = 64
+_KEY = "account_key"
+_KEY_BYTES = 32
+#: The records of an account, each in the form in which the file of the secret names it once it exists.
+_RECORDS = ("privacy.json", "sums.sqlite")
 #: How long to wait for another process of the site that has locked the account.
 SECONDS_TO_WAIT = 60.0
 
@@ -84,6 +88,54 @@ def account_key(folder: Path) -> bytes:
     Raises:
         ValueError: The secret is damaged.
     """
+    with _locked(folder):
+        return _secret(folder)[0]
+
+
+def has_begun(folder: Path, record: str) -> bool:
+    """Whether a record of an account exists, so that its file cannot be missing unless it was lost.
+
+    Args:
+        folder: The account's folder.
+        record: Name of its file.
+
+    Raises:
+        ValueError: The account's secret is damaged.
+    """
+    with _locked(folder):
+        return record in _secret(folder)[1]
+
+
+def begin(folder: Path, record: str) -> None:
+    """Note beside the account's secret, on the disk, that a record exists; its file must be written before.
+
+    Args:
+        folder: The account's folder.
+        record: Name of its file.
+
+    Raises:
+        ValueError: The account's secret is damaged.
+    """
+    with _locked(folder):
+        key, begun = _secret(folder)
+        if record not in begun:
+            write_durably(folder / _KEY, key + " ".join(sorted({*begun, record})).encode())
+
+
+def _locked(folder: Path) -> FileLock:
     private_folder(folder)
-    with FileLock(folder / "account.lock", timeout=SECONDS_TO_WAIT, mode=0o600):
-        return secret_file(folder / "account_key", lambda: os.urandom(32), num_bytes=32)
+    return FileLock(folder / "account.lock", timeout=SECONDS_TO_WAIT, mode=0o600)
+
+
+def _secret(folder: Path) -> tuple[bytes, list[str]]:
+    """The account's secret, and the records that exist; the secret is created if there is no account yet."""
+    left = [record for record in _RECORDS if (folder / record).exists()]
+    if left and not (folder / _KEY).exists():
+        raise ValueError(
+            f"{_KEY} is missing beside {', '.join(left)}: restore it from a copy, or move its folder away to start over"
+        )
+    content = secret_file(folder / _KEY, lambda: os.urandom(_KEY_BYTES))
+    key, begun = content[:_KEY_BYTES], content[_KEY_BYTES:].decode(errors="replace").split()
+    if len(key) < _KEY_BYTES or not set(begun) <= set(_RECORDS):
+        raise damaged_secret(folder / _KEY, content)
+    return key, begun

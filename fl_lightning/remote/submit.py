@@ -7,18 +7,20 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nvflare.fuel.flare_api.api_spec import NoConnection
 from nvflare.fuel.flare_api.flare_api import new_secure_session
 
-from fl_lightning.remote.flare import OUTCOME_FILE, TASK, FederationController, SiteExecutor, copy_files
+from fl_lightning.remote.flare import TASK, FederationController, SiteExecutor
 from fl_lightning.remote.job import JOB_FILE
 from fl_lightning.remote.job_schema import Job, job_of
 from fl_lightning.remote.names import check_run_name
+from fl_lightning.remote.outcome import Outcome, fetched
 from fl_lightning.remote.registry import Registry
+from fl_lightning.remote.schema import LONGEST_REASON, shown
 from fl_lightning.yaml_input import parse_yaml
 
 #: How often a site asks for the next message (FLARE's own: 2), and how often the job's state is looked at.
@@ -92,23 +94,6 @@ class Submission:
         return job
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """The outcome of a job.
-
-    Attributes:
-        status: ``finished``, ``refused`` (with a message for the user), ``failed``.
-        message: Why it did not finish.
-        folder: The fetched folder of the run; None if there is none.
-        facts: Bytes, seconds, times.
-    """
-
-    status: str
-    message: str = ""
-    folder: Path | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
-
-
 def _path(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
@@ -127,7 +112,7 @@ def session_of(kit: Path, *, seconds: float = 30.0) -> Iterator[Any]:
     try:
         session = new_secure_session(name, str(kit.absolute()), timeout=seconds, command_timeout=RESPONSE_SECONDS)
     except Exception as error:  # FLARE's own kinds, and those of its connections
-        raise ValueError(f"the server of --kit {kit} cannot be reached, or refuses it: {error}") from error
+        raise ValueError(f"the server of --kit {kit} cannot be reached, or refuses it: {_said(error)}") from error
     try:
         yield session
     finally:
@@ -141,8 +126,12 @@ def run_job(session: Any, submission: Submission, destination: Path, watch: Call
     Args:
         session: Of :func:`session_of`.
         submission: The run.
-        destination: Where its folder is put, as ``<name>/version_<n>``.
+        destination: Where its folder is put, as ``<name>/version_<n>``: in place of an earlier one of the same run, and
+            beside all others.
         watch: Called again and again meanwhile; it may raise.
+
+    Raises:
+        RuntimeError: The server cannot be reached, refuses the job, or returns what is no result.
     """
     with tempfile.TemporaryDirectory() as folder:
         submitted, token = time.time(), uuid.uuid4().hex  # with which a job that is sent twice is one
@@ -157,19 +146,43 @@ def run_job(session: Any, submission: Submission, destination: Path, watch: Call
                 session.abort_job(job_id)
             raise
         result = Path(_patiently(lambda: session.download_job_result(job_id, destination=folder)))
-        return _outcome(result, status, submission, destination, submitted)
+        return fetched(result, status, submission.config, destination / submission.job.name, submitted)
 
 
 def _patiently(action: Callable[[], Any]) -> Any:
-    """Do something over a connection that may be gone for a while."""
+    """Do something over a connection that may be gone for a while.
+
+    Raises:
+        RuntimeError: It stays gone, or the server refuses.
+    """
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
             return action()
         except NoConnection as error:
             if time.monotonic() > deadline:
-                raise RuntimeError(f"the server was not reached for {PATIENCE_SECONDS} seconds: {error}") from error
+                raise RuntimeError(
+                    f"the server was not reached for {PATIENCE_SECONDS} seconds: {_said(error)}"
+                ) from error
             time.sleep(FOLLOW_SECONDS)
+        except Exception as error:  # FLARE's own kinds, with the server's words
+            raise RuntimeError(f"the server refuses, or its response cannot be used: {_said(error)}") from error
+
+
+def _said(error: Exception) -> str:
+    return shown(f"{type(error).__name__}: {' '.join(str(error).split())}", LONGEST_REASON)
+
+
+def connected_sites(session: Any) -> list[str]:
+    """Names of the sites that are connected to the server.
+
+    Args:
+        session: Of :func:`session_of`.
+
+    Raises:
+        RuntimeError: The server cannot be reached, or refuses.
+    """
+    return sorted(str(client.name) for client in _patiently(session.get_connected_client_list))
 
 
 def follow(
@@ -199,27 +212,3 @@ def follow(
         submission = dataclasses.replace(submission, job=dataclasses.replace(submission.job, resume=True))
         outcome = run_job(session, submission, destination, watch)
     return outcome
-
-
-def _outcome(result: Path, status: str, submission: Submission, destination: Path, submitted: float) -> Outcome:
-    output = next(result.rglob(OUTCOME_FILE), None)
-    if output is None:
-        return Outcome(status="failed", message=f"the job ended as {status}, before its result was written")
-    content = json.loads(output.read_text())
-    folder = None
-    if made := content.get("folder"):
-        check_run_name(made)
-        folder = destination / submission.job.name / made
-        copy_files(output.parent / "run" / made, folder, within=result)
-        (folder / "config.yaml").write_text(submission.config)  # the server has the job alone
-    facts = {
-        "bytes": content["bytes"],
-        "seconds": content["seconds"],
-        "seconds_to_start": content["started"] - submitted,
-    }
-    return Outcome(
-        status=content["status"],
-        message=content["message"],
-        folder=folder,
-        facts={**facts, "result": content.get("result", {})},
-    )

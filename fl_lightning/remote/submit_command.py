@@ -27,11 +27,11 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _submit(options: argparse.Namespace, rest: list[str]) -> int:
-    from fl_lightning.remote.submit import session_of
+    from fl_lightning.remote.submit import connected_sites, session_of
     from fl_lightning.run.folder import whole_file
 
     with session_of(Path(options.kit)) as session:
-        sites = options.sites or sorted(client.name for client in session.get_connected_client_list())
+        sites = options.sites or connected_sites(session)
         if not sites:
             fail("no site is connected to the server: start them (startup/start.sh in their kits)")
         submission, destination = submission_of(options, rest, sites)

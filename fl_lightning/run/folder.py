@@ -133,11 +133,16 @@ def secret_file(path: Path, make: Callable[[], bytes], *, num_bytes: int | None 
             temporary.write_bytes(make())
     content = path.read_bytes()
     if not content or len(content) != (num_bytes or len(content)):
-        raise ValueError(
-            f"{path.name} is damaged, it has {len(content)} bytes: restore it from a copy, or move its folder away "
-            "to start over"
-        )
+        raise damaged_secret(path, content)
     return content
+
+
+def damaged_secret(path: Path, content: bytes) -> ValueError:
+    """The error for a secret that is not as it was written."""
+    return ValueError(
+        f"{path.name} is damaged, it has {len(content)} bytes: restore it from a copy, or move its folder away to "
+        "start over"
+    )
 
 
 def private_folder(folder: Path) -> Path:

@@ -12,6 +12,8 @@ from sites import OPEN, make_sites
 from wrong_messages import raw
 
 from fl_lightning.remote import LoopbackChannel, Message, Refused, federate
+from fl_lightning.remote.ledger import SumLedger
+from fl_lightning.remote.sealed import account_key
 from fl_lightning.run.folder import secret_file, whole_file
 from fl_lightning.strategies import FedAvg
 
@@ -70,7 +72,7 @@ def test_a_kept_message_that_is_damaged_is_set_aside(trained, name: str, version
 
 
 @pytest.mark.parametrize("name", SECURE)
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [0, 1, 2])
 def test_what_a_site_must_remember_is_refused_where_it_is_damaged(trained, name: str, version: int) -> None:
     folder, again = trained(secure=True)
     whole = (folder / name).read_bytes()
@@ -90,6 +92,59 @@ def test_every_row_of_the_book_is_sealed(trained) -> None:
             again()
         (folder / "sums.sqlite").write_bytes(whole)
     assert again().is_started
+
+
+ENTRIES = {
+    "sums": lambda ledger: ledger.enter("run", "new", ["a"], run="r", work=None),
+    "work": lambda ledger: ledger.enter("run", "new", ["a"], run="r", work="w"),
+    "evaluations": lambda ledger: ledger.count_models("r", 0, "new", 1, 9),
+    "counts": lambda ledger: ledger.count_models("r", 0, "new", 1, 9),
+}
+
+
+@pytest.mark.parametrize("table", ENTRIES)
+def test_rows_that_were_deleted_are_missed(trained, table: str) -> None:
+    folder, again = trained(secure=True)
+    site = again()
+    with contextlib.closing(sqlite3.connect(folder / "sums.sqlite")) as book, book:
+        newest = "" if table == "counts" else f"WHERE rowid IN (SELECT max(rowid) FROM {table})"
+        book.execute(f"DELETE FROM {table} {newest}")
+    for attempt in (again, lambda: ENTRIES[table](site.ledger)):  # whether the site is restarted or not
+        with pytest.raises(ValueError, match=r"sums\.sqlite .*\(rows are missing\): restore it from a copy"):
+            attempt()
+
+
+@pytest.mark.parametrize("name", ["account_key", "privacy.json", "sums.sqlite"])
+def test_what_was_lost_is_not_begun_again(trained, name: str) -> None:
+    folder, again = trained(secure=True)
+    again().accountant.spend(1.0)
+    content = (folder / name).read_bytes()
+    (folder / name).unlink()
+    with pytest.raises(Refused, match=name.replace(".", r"\.") + r".* restore it from a copy"):
+        again()
+    (folder / name).write_bytes(content)
+    assert again().is_started
+    (folder / "privacy.json").write_bytes(b"")
+    with pytest.raises(Refused, match=r"privacy\.json is damaged: restore it from a copy"):
+        again()
+
+
+def test_an_account_of_an_earlier_version_goes_on(trained) -> None:
+    folder, again = trained(secure=True)
+    with contextlib.closing(sqlite3.connect(folder / "sums.sqlite")) as book, book:
+        book.execute("DROP TABLE counts")
+    (folder / "account_key").write_bytes((folder / "account_key").read_bytes()[:32])
+    assert again().is_started
+    (folder / "sums.sqlite").unlink()
+    with pytest.raises(Refused, match=r"sums\.sqlite .* restore it from a copy"):
+        again()
+
+
+def test_an_account_that_was_begun_when_the_process_ended_is_begun_again(tmp_path) -> None:
+    account_key(tmp_path)
+    (tmp_path / "sums.sqlite").touch()
+    assert SumLedger(tmp_path).enter("run", "state", ["a", "b"], run="r", work="w") == "first"
+    assert SumLedger(tmp_path).enter("run", "state", ["a"], run="r", work="w") == "refused"
 
 
 @pytest.mark.parametrize("version", range(4))
