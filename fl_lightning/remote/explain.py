@@ -11,15 +11,23 @@ from fl_lightning.executors.private import rate_of
 from fl_lightning.remote.digests import settings_of
 from fl_lightning.remote.guard import kind_of, scored_of
 from fl_lightning.remote.job import open_site
-from fl_lightning.remote.job_schema import Job, NotAJob
+from fl_lightning.remote.job_schema import PRECISIONS, Job, NotAJob
 from fl_lightning.remote.message import Message
 from fl_lightning.remote.policy import Refused
-from fl_lightning.remote.release import check_hidden
+from fl_lightning.remote.release import check_hidden, pay_for
+from fl_lightning.remote.sealed import copy_account
+from fl_lightning.remote.secure import check_stage, threshold_of
 from fl_lightning.remote.site import Site
 from fl_lightning.round.disclosure import COUNTS, what_leaves
+from fl_lightning.round.payload import FLAT, Payload
 from fl_lightning.round.privacy import RecordPrivacy, epsilon_of
 from fl_lightning.round.stage import Stage
 from fl_lightning.trainer import FederatedTrainer
+
+#: The folder of the account in a site's kit.
+_ACCOUNTS = ("account", "_account")
+#: Messages by which a site takes part in a secure sum: keys, shares, the work, confirmation, opening.
+_MESSAGES_OF_A_SUM = 5
 
 
 def explain(job: Job, site_file: Path) -> tuple[list[str], list[str]]:
@@ -32,16 +40,21 @@ def explain(job: Job, site_file: Path) -> tuple[list[str], list[str]]:
     Raises:
         ValueError: The site's file cannot be read, or its data cannot be opened.
     """
+    kit = site_file.absolute().parent.parent
     with TemporaryDirectory() as folder:
+        account = Path(folder) / "account"
         try:
-            site = open_site(job, site_file, Path(folder) / "site")
+            for name in _ACCOUNTS:
+                copy_account(kit / name, account)
+            site = open_site(job, site_file, Path(folder) / "site", account=account)
         except (Refused, NotAJob) as error:
             return [], [str(error)]
         try:
-            site._set_up(_start(job, site))
+            site._start(_start(job, site))
         except ValueError as error:
             return _leaving(job, site) if hasattr(site, "member") else [], [str(error)]
-        return _leaving(job, site), list(dict.fromkeys(_refusals(job, site)))
+        leaving = _leaving(job, site)  # before the trial of its rounds, which the copy of the account counts
+        return leaving, [*_refused_sums(job, site, kit.name), *_refusals(job, site)]
 
 
 def _rounds(job: Job) -> tuple[int, int]:
@@ -57,6 +70,7 @@ def _start(job: Job, site: Site) -> Message:
     card = Message.read(
         site.respond(Message(kind="enroll", about={"strategy": type(site.strategy).__name__}).wire)
     ).about
+    precision = job.trainer.get("precision", PRECISIONS[0])
     about = {
         "strategy": type(site.strategy).__name__,
         "settings": settings_of(site.strategy, site.model),
@@ -68,11 +82,11 @@ def _start(job: Job, site: Site) -> Message:
         "layout": site.model.task.layout_for(card["density"]),
         "training_clients": list(range(len(job.sites))),
         "seed": job.seed,
-        "precision": job.trainer.get("precision", "32-true"),
-        "dtype": "float32",
+        "precision": precision,
+        "dtype": {"64-true": "float64", "bf16-true": "bfloat16"}.get(precision, "float32"),
         "secure": job.secure,
         "secure_share": job.secure_share,
-        "federation": "explained",
+        "federation": "0" * 64,
         "index": 0,
     }
     relation = {} if job.relation_graph is None else {"relation": 1 - torch.eye(len(job.sites))}
@@ -171,24 +185,97 @@ def _support(site: Site, stage: Stage, name: str) -> str:
     return f"numbers of the client as a whole, which trains on {site.client_data.num_examples} examples"
 
 
+def _refused_sums(job: Job, site: Site, name: str) -> Iterator[str]:
+    """What the site would refuse of the job's secure sums, if it has any, and of the number of its messages."""
+    policy, count = site.policy, len(job.sites)
+    others = [each for each in job.sites if policy.peers is not None and each not in (*policy.peers, name)]
+    if job.secure and count < site.sum.fewest:
+        yield f"this site needs at least {site.sum.fewest} clients in a sum, this job has {count} sites"
+    if job.secure and others:
+        yield f"secure sums: not in policy.peers: {', '.join(others)}"
+    stages = sum(times for _, times, _ in _stages(job, site))
+    evaluations = _rounds(job)[1] if site.strategy.evaluations([0]) else 0
+    messages = 2 + (stages + evaluations) * (_MESSAGES_OF_A_SUM if job.secure else 1)  # enroll, start
+    if messages > policy.max_messages:
+        yield f"policy.max_messages is {policy.max_messages}, this job has at least {messages} if it asks in each round"
+
+
 def _refusals(job: Job, site: Site) -> Iterator[str]:
-    """What the site would refuse while the job runs."""
+    """What the site would refuse while the job runs, which is asked in each round; it is counted as the site counts."""
     if site.client_data.num_examples < site.policy.min_examples:
         yield "this site has too few training examples to respond"
-    steps_per_epoch = site.member.collator.steps_per_epoch(0)
+    num_rounds, every = (
+        _rounds(job)[0],
+        job.trainer.get("evaluate_every", FederatedTrainer(logger=False).evaluate_every),
+    )
+    refused: set[str | None] = set()  # None for metrics
+    tried: set[str] = set()
     rounds: list[tuple[int, Sequence[Stage]]] = [(0, site.strategy.initial_stages())]
-    rounds += [(round_idx, site.strategy.stages(round_idx)) for round_idx in range(_rounds(job)[0])]
-    for round_idx, stages in rounds:
+    rounds += [(round_idx, site.strategy.stages(round_idx)) for round_idx in range(num_rounds)]
+    for position, (round_idx, stages) in enumerate(rounds):
         for stage in stages:
-            try:
-                check_hidden(stage, site.drawing, site.policy)
-                site.guard.admit_stage(
-                    stage, list(site.member.known), round_idx, 1.0, steps_per_epoch, asked=f"{round_idx}/{stage.name}"
-                )
-            except Refused as error:
-                yield f"stage {stage.name} from round {round_idx} on: {error}"
+            counts = stage.name not in tried or _has_budget(site)  # else filters do the same in each round
+            tried.add(stage.name)
+            if stage.name not in refused and (why := _refused_stage(job, site, stage, round_idx, filtered=counts)):
+                refused.add(stage.name)
+                yield f"stage {stage.name} from round {round_idx} on: {why}"
+        is_scored = position > 0 and ((round_idx + 1) % every == 0 or round_idx + 1 == num_rounds)
+        counts = is_scored and _has_budget(site) and None not in refused
+        if counts and (why := _refused_metrics(job, site)):
+            refused.add(None)
+            yield f"metrics from round {round_idx} on: {why}"
     try:
         scored = list(site.strategy.evaluations([0]).values())
-        site.guard.admit_evaluations(scored, _rounds(job)[0], steps_per_epoch, asked="evaluations")
+        site.guard.admit_evaluations(scored, num_rounds, site.member.steps_per_epoch, asked="evaluations")
     except Refused as error:
         yield f"evaluations: {error}"
+
+
+def _has_budget(site: Site) -> bool:
+    """Whether the account may end what the site releases."""
+    noise = [getattr(each, "max_epsilon", None) for each in (*site.policy.filters, site.policy.metric_noise)]
+    return any(bound is not None for bound in (*noise, site.policy.max_record_epsilon))
+
+
+def _refused_stage(job: Job, site: Site, stage: Stage, round_idx: int, *, filtered: bool) -> str:
+    """Why the site refuses a stage; empty if it does not. Zeros pass its filters, which count them."""
+    member, policy, asked = site.member, site.policy, f"{round_idx}/{stage.name}"
+    try:
+        check_hidden(stage, site.drawing, policy)
+        site.guard.admit_stage(stage, list(member.known), round_idx, 1.0, member.steps_per_epoch, asked=asked)
+        if job.secure:
+            check_stage(stage)
+        if policy.max_record_epsilon is not None:
+            pay_for(stage, 1.0, member, site.model.privacy, site.accountant, policy)
+        summed_with = max(threshold_of(len(job.sites), job.secure_share), site.sum.fewest) if job.secure else 1
+        upload = _zeros(site, stage)
+        for each in policy.filters if filtered else ():
+            upload = each(upload, {}, summed_with=summed_with)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _zeros(site: Site, stage: Stage) -> Payload:
+    """A response to a stage in which everything is 0; a client output, whose shape is not known yet, is one number."""
+    net, one = site.member.known, torch.zeros(1, 1)
+    parameters = {FLAT: torch.zeros(1, site.member.num_flat)} if stage.flat else {}
+    parameters |= {} if stage.flat else {name: torch.zeros(1, *net[name].shape) for name in stage.upload}
+    return Payload(
+        clients=(site.member.index,),
+        parameters=parameters,
+        extras=dict.fromkeys(stage.client_outputs, one),
+        lengths=dict.fromkeys(stage.per_example, torch.ones(1, dtype=torch.int64)),
+        num_examples=torch.ones(1, dtype=torch.int64),
+    )
+
+
+def _refused_metrics(job: Job, site: Site) -> str:
+    """Why the site cannot release metrics; empty if it can."""
+    names = site.member.metric_names
+    result = {f"0/{name}": torch.ones(1, 2) for name in (names if isinstance(names, list) else ())}
+    try:
+        site.policy.release_metrics(result, summed=job.secure)
+    except ValueError as error:
+        return str(error)
+    return ""

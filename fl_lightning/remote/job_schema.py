@@ -41,6 +41,8 @@ FORMAT = 1
 #: Bounds of a job, whatever a site allows.
 MAX_BYTES, MAX_DEPTH, MAX_LENGTH, MAX_TEXT, MAX_SITES = 2**20, 8, 1000, 64, 10_000
 MAX_COUNT, MAX_NUMBER = 10**6, 2**53
+#: The precisions in which sites train.
+PRECISIONS = ("32-true", "bf16-mixed", "bf16-true", "64-true")
 #: The trainer's settings that belong to a run, not to the machine on which it runs.
 TRAINER_SETTINGS = (
     "num_rounds",
@@ -150,22 +152,18 @@ class Job:
             raise NotAJob("sites names the same site twice")
         for name, most in {"seed": LARGEST_SEED, "data_seed": LARGEST_SEED, "timeout_seconds": 10**6}.items():
             _check_whole(name, getattr(self, name), most)
-        if self.num_outputs is not None:
-            _check_whole("num_outputs", self.num_outputs, MAX_NUMBER, least=1)
-        if self.planned_rounds is not None:
-            _check_whole("planned_rounds", self.planned_rounds, MAX_COUNT, least=1)
+        for name, most in {"num_outputs": MAX_NUMBER, "planned_rounds": MAX_COUNT}.items():
+            if getattr(self, name) is not None:
+                _check_whole(name, getattr(self, name), most, least=1)
         if isinstance(self.secure_share, bool) or not isinstance(self.secure_share, int | float):
             raise NotAJob(f"secure_share must be a number, got {_short(self.secure_share)}")
-        try:
-            check_share(self.secure_share)
-        except ValueError as error:
-            raise NotAJob(str(error)) from error
         for name in ("resume", "secure", "predict"):
             if not isinstance(getattr(self, name), bool):
                 raise NotAJob(f"{name} must be true or false, got {_short(getattr(self, name))}")
         reader = _Reader(registry)
         reader.value(self.strategy, Strategy, "strategy", 0)
         try:
+            check_share(self.secure_share)
             check_at_sites(registry.named[self.strategy["class"]])
         except ValueError as error:
             raise NotAJob(str(error)) from error
@@ -173,6 +171,10 @@ class Job:
         reader.value(self.relation_graph, Topology | None, "relation_graph", 0)
         hints = {name: hint for name, hint in settings_of(FederatedTrainer).items() if name in TRAINER_SETTINGS}
         reader.settings(self.trainer, hints, "trainer", "a job's trainer", 0)
+        for name in ("num_rounds", "evaluate_every"):
+            _check_whole(f"trainer.{name}", self.trainer.get(name, 1), MAX_COUNT, least=1)
+        if (precision := self.trainer.get("precision", PRECISIONS[0])) not in PRECISIONS:
+            raise NotAJob(f"trainer.precision is {_short(precision)}: sites train in one of {', '.join(PRECISIONS)}")
 
     def configuration(self, registry: Registry) -> dict[str, Any]:
         """A checked job as a configuration for the parser: ``seed_everything``, strategy, model, trainer."""

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from fl_lightning.batches.client_data import ClientData
-from fl_lightning.remote.job_schema import Job
+from fl_lightning.remote.job_schema import PRECISIONS, Job
 from fl_lightning.remote.message import Message
 from fl_lightning.remote.policy import Refused, SitePolicy
 from fl_lightning.remote.schema import OF_SUMS, QUESTIONS, WrongMessage, check_facts, shown
@@ -15,7 +15,6 @@ from fl_lightning.tasks import Task
 
 #: Kinds of messages with tensors.
 _WITH_TENSORS = ("start", "run", "evaluate", "predict")
-_PRECISIONS = ("32-true", "bf16-mixed", "bf16-true", "64-true")
 
 
 def check_question(message: Message) -> None:
@@ -48,7 +47,7 @@ def check_start(message: Message, client_data: ClientData, task: Task, own: Sequ
         "own": about["own"] != list(own),
         "index": about["index"] >= count,
         "training_clients": max(about["training_clients"]) >= count,
-        "precision": about["precision"] not in _PRECISIONS,
+        "precision": about["precision"] not in PRECISIONS,
         "layout": any(not isinstance(value, bool) for value in about["layout"].values()),
         "relation": any(
             name != "relation" or tensor.shape != (count, count) or not tensor.isfinite().all()

@@ -12,10 +12,10 @@ from fl_lightning.run.folder import damaged_secret, private_folder, secret_file,
 
 _log = logging.getLogger(__name__)
 _DIGITS = 64
-_KEY = "account_key"
+_KEY, _PRIVACY = "account_key", "privacy.json"
 _KEY_BYTES = 32
 #: The records of an account, each in the form in which the file of the secret names it once it exists.
-_RECORDS = ("privacy.json", "sums.sqlite")
+_RECORDS = (_PRIVACY, "sums.sqlite")
 #: How long to wait for another process of the site that has locked the account.
 SECONDS_TO_WAIT = 60.0
 
@@ -120,6 +120,25 @@ def begin(folder: Path, record: str) -> None:
         key, begun = _secret(folder)
         if record not in begun:
             write_durably(folder / _KEY, key + " ".join(sorted({*begun, record})).encode())
+
+
+def copy_account(source: Path, target: Path) -> None:
+    """Copy what an account has counted, without its ledger, so that a trial of a job changes nothing.
+
+    Args:
+        source: The account's folder; nothing is copied if there is no account in it.
+        target: The folder of the copy.
+
+    Raises:
+        ValueError: The account's secret is damaged.
+    """
+    if not any((source / name).exists() for name in (_KEY, *_RECORDS)):
+        return
+    with _locked(source):
+        key, begun = _secret(source)
+    write_durably(private_folder(target) / _KEY, key + (_PRIVACY.encode() if _PRIVACY in begun else b""))
+    if (source / _PRIVACY).exists():
+        write_durably(target / _PRIVACY, (source / _PRIVACY).read_bytes())
 
 
 def _locked(folder: Path) -> FileLock:

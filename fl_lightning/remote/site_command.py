@@ -29,6 +29,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def _explain(options: argparse.Namespace, rest: list[str]) -> int:
     from fl_lightning.remote.explain import explain
+    from fl_lightning.remote.flare import limit_memory
+    from fl_lightning.remote.job import memory_of
     from fl_lightning.remote.job_schema import Job, job_of
 
     if rest:
@@ -43,7 +45,11 @@ def _explain(options: argparse.Namespace, rest: list[str]) -> int:
     else:
         sites = [f"site-{index}" for index in range(options.num_sites)]
         job, _ = job_of(settings_in(str(file)), name="explained", sites=sites)
-    leaving, refused = explain(job, site_file)
+    limit_memory(memory_of(site_file))
+    try:
+        leaving, refused = explain(job, site_file)
+    except MemoryError:
+        fail("the job needs more memory than it may use here (policy.max_memory_gib)", code=1)
     for line in leaving:
         sys.stdout.write(f"{line}\n")
     for line in refused:

@@ -1,5 +1,7 @@
 """What ``fl-train site explain`` tells of a job before it runs."""
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,21 +11,43 @@ import yaml
 pytest.importorskip("nvflare", reason="needs the extra flare")
 
 from fl_lightning import command_line
+from fl_lightning.remote.accounting import PrivacyAccountant
 from fl_lightning.remote.job_schema import job_of
+from fl_lightning.remote.ledger import SumLedger
 
 pytestmark = pytest.mark.filterwarnings("default")  # jsonargparse's own
+
+
+@pytest.fixture(autouse=True)
+def memory() -> Iterator[None]:
+    """Lift the bound on this process's memory that the verb sets."""
+    if not sys.platform.startswith("linux"):
+        yield
+        return
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    yield
+    resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 @pytest.fixture
 def told(tmp_path, capsys):
     """Run the verb for a strategy's settings and a policy; returns the exit code and what is printed."""
 
-    def run(strategy: Any, num_rounds: int = 4, as_job: bool = False, **policy: Any) -> tuple[int, str]:
+    def run(
+        strategy: Any,
+        num_rounds: int = 4,
+        as_job: bool = False,
+        trainer: dict[str, Any] | None = None,
+        facts: dict[str, Any] | None = None,
+        **policy: Any,
+    ) -> tuple[int, str]:
         net = {"class_path": "fl_lightning.models.GCN", "init_args": {"hidden_channels": 8}}
         config = {
             "strategy": strategy,
             "model": {"class_path": "ClientModule", "init_args": {"net": net}},
-            "trainer": {"num_rounds": num_rounds, "evaluate_every": 2},
+            "trainer": {"num_rounds": num_rounds, "evaluate_every": 2, **(trainer or {})},
         }
         source = {"num_nodes": 120, "num_communities": 3, "num_classes": 3, "num_features": 6}
         data = {
@@ -32,8 +56,10 @@ def told(tmp_path, capsys):
             "cache_dir": str(tmp_path / "cache"),
         }
         file = tmp_path / ("job.json" if as_job else "run.yaml")
-        file.write_text(job_of(config, name="wards", sites=["a", "b"])[0].write() if as_job else yaml.safe_dump(config))
-        site_file = tmp_path / "fl_site.yaml"
+        job = job_of(config, **{"name": "wards", "sites": ["a", "b"], **(facts or {})})[0]
+        file.write_text(job.write() if as_job else yaml.safe_dump(config))
+        site_file = tmp_path / "a" / "local" / "fl_site.yaml"  # of a kit
+        site_file.parent.mkdir(parents=True, exist_ok=True)
         site_file.write_text(yaml.safe_dump({"data": data, "policy": policy}))
         code = command_line.main(["site", "explain", "--job", str(file), "--site", str(site_file)])
         return code, capsys.readouterr().out
@@ -88,6 +114,82 @@ def test_what_is_refused_and_why(told) -> None:
     code, said = told({"class_path": "FedAvg", "init_args": {"aggregation": net}})
     assert code == 1
     assert "refused: strategy.aggregation: 'PyGNet' is not a class that a job may name here" in said
+
+
+NOISE = {"class_path": "GaussianNoise", "init_args": {"clip_norm": 1.0, "noise_multiplier": 1.0}}
+THREE = {"secure": True, "sites": ["a", "b", "c"]}
+
+
+def noise(**settings: Any) -> dict[str, Any]:
+    return {**NOISE, "init_args": {**NOISE["init_args"], **settings}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (
+            {"filters": [noise(distributed=True)]},
+            "stage train from round 0 on: GaussianNoise.distributed is for secure",
+        ),
+        (
+            {"filters": [noise(max_epsilon=8)]},
+            "stage train from round 2 on: the privacy budget is spent: ε would be 8.39",
+        ),
+        (
+            {"metric_noise": {"noise_multiplier": 1.0, "names": ["val/acc"], "max_epsilon": 5}},
+            "metrics from round 3 on: the privacy budget is spent",
+        ),
+        (
+            {"filters": [noise(max_epsilon=8)], "facts": {"planned_rounds": 1000}},
+            "the privacy budget does not pay for the 1000 rounds",
+        ),
+        ({"min_sum_clients": 5, "facts": THREE}, "this site needs at least 5 clients in a sum, this job has 3 sites"),
+        ({"facts": {"secure": True}}, "this site needs at least 3 clients in a sum, this job has 2 sites"),
+        ({"peers": ["b"], "facts": THREE}, "secure sums: not in policy.peers: c"),
+        ({"max_messages": 7}, "policy.max_messages is 7, this job has at least 8 if it asks in each round"),
+        ({"max_messages": 31, "facts": THREE}, "policy.max_messages is 31, this job has at least 32"),
+        (
+            {"trainer": {"precision": "16-mixed"}},
+            "trainer.precision is '16-mixed': sites train in one of 32-true, bf16",
+        ),
+        ({"trainer": {"evaluate_every": 0}}, "trainer.evaluate_every must be an integer from 1 to 1000000, got 0"),
+    ],
+)
+def test_what_a_site_refuses_later_is_told_before(told, settings, line) -> None:
+    code, said = told("FedAvg", as_job=True, **settings)
+    assert code == 1
+    assert [each for each in said.splitlines() if each.startswith("refused: ")] == [
+        next(each for each in said.splitlines() if each.startswith(f"refused: {line}"))
+    ]
+
+
+def test_what_is_allowed_is_not_refused(told) -> None:
+    sums = {"min_sum_clients": 3, "peers": ["b", "c"], "max_messages": 32, "facts": THREE}
+    assert told("FedAvg", as_job=True, filters=[noise(distributed=True)], **sums)[0] == 0
+    assert told("FedAvg", as_job=True, filters=[noise(max_epsilon=20)], trainer={"precision": "64-true"})[0] == 0
+
+
+@pytest.mark.parametrize("name", ["account", "_account"])
+def test_the_account_of_the_kit_is_counted_and_not_changed(told, tmp_path, name: str) -> None:
+    account = PrivacyAccountant(tmp_path / "a" / name, delta=1e-5)
+    account.spend(1.0)
+    SumLedger(tmp_path / "a" / name)
+    kept = {path.name: path.read_bytes() for path in account.path.parent.iterdir()}
+    said = told("FedAvg", as_job=True, filters=[noise(max_epsilon=8)])[1]
+    assert "refused: stage train from round 1 on: the privacy budget is spent" in said
+    assert {path.name: path.read_bytes() for path in account.path.parent.iterdir()} == kept
+    account.path.unlink()
+    code, said = told("FedAvg", as_job=True)
+    assert (code, "refused: privacy.json is missing: restore it from a copy" in said) == (1, True)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is bounded on Linux")
+def test_a_job_that_needs_too_much_memory_ends_before_it_has_it(told, capsys) -> None:
+    large = {"class_path": "PFedHN", "init_args": {"hidden_channels": 24000, "num_layers": 2}}
+    with pytest.raises(SystemExit) as ended:
+        told(large, as_job=True, max_memory_gib=0.5)
+    assert ended.value.code == 1
+    assert "memory" in capsys.readouterr().err
 
 
 def test_outputs_with_what_they_tell_of(told) -> None:

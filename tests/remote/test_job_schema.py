@@ -125,6 +125,12 @@ def _kinds(annotation: Any) -> list[Any]:
         (a_job(sites=["../a"]), "the name of a site"),
         (a_job(seed=-1), "seed must be an integer"),
         (a_job(num_outputs=0), "num_outputs must be an integer"),
+        *[(a_job(trainer={"num_rounds": n}), "trainer.num_rounds must be an integer from 1 to") for n in (0, -3)],
+        *[(a_job(trainer={"evaluate_every": n}), "trainer.evaluate_every must be an integer from 1") for n in (0, -1)],
+        *[
+            (a_job(trainer={"precision": each}), f"trainer.precision is '{each}': sites train in one of 32-true")
+            for each in ("16-mixed", "transformer-engine", "abc")
+        ],
         (a_job(secure=1), "secure must be true or false"),
         (a_job(secure_share=True), "secure_share must be a number"),
         (a_job(secure_share=0.4), r"secure_share must be in \[0.5, 1\]"),
