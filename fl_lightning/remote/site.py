@@ -210,15 +210,8 @@ class Site:
     def _set_up(self, start: Message) -> None:
         about = start.about
         check_terms(about, self.policy, self.job)
-        self.member = member = Membership(
-            start,
-            self.client_data,
-            self.model,
-            self.strategy,
-            self.guard,
-            drawing=self.drawing,
-            accelerator=self.accelerator,
-        )
+        mine = self.client_data, self.model, self.strategy, self.guard
+        self.member = member = Membership(start, *mine, drawing=self.drawing, accelerator=self.accelerator)
         if member.secure:
             self.sum.join(member.label, member.index, about["names"], float(about["secure_share"]))
         self.guard.run, self.guard.summed = member.label, member.secure

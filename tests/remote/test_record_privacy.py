@@ -43,6 +43,7 @@ def sites_of(
     noise: float | None = 1.0,
     steps: int | None = None,
     planned: int | None = None,
+    seed: int = 0,
     **policy,
 ) -> list[Site]:
     """Sites of a job, of which the last tells its metrics, for a round to be chosen by."""
@@ -56,7 +57,7 @@ def sites_of(
             policy=SitePolicy(**{"min_examples": 1, **last.get(each.name, {}), **policy}),
             drawing=Drawing(batch_size=4, steps_per_epoch=steps),
             account=folder / "account" / each.name,
-            job=Job(name=job, sites=list(SIZES), strategy={"class": "FedAvg"}, planned_rounds=planned),
+            job=Job(name=job, sites=list(SIZES), strategy={"class": "FedAvg"}, planned_rounds=planned, seed=seed),
         )
         for each in vectors(SIZES)
     ]
@@ -90,7 +91,8 @@ def test_each_site_counts_its_own_steps_once(make_trainer, tmp_path) -> None:
 
 def test_the_noise_is_no_draw_of_the_runs_seed(make_trainer, tmp_path) -> None:
     first, second = (
-        federation(make_trainer, LoopbackChannel(sites_of(tmp_path / name)), num_rounds=1, seed=5) for name in "ab"
+        federation(make_trainer, LoopbackChannel(sites_of(tmp_path / name, seed=5)), num_rounds=1, seed=5)
+        for name in "ab"
     )
     here = make_trainer(num_rounds=1, seed=5)
     here.fit(make_client(), VectorData(vectors(SIZES), 4), FedAvg(num_epochs=1))
