@@ -33,7 +33,7 @@ NEED = {
     "cluster": ("fl_lightning.study.cluster",),
     "study": ("fl_lightning.study.statistics", "fl_lightning.study.pictures"),
     "privacy": ("fl_lightning.round.privacy", "fl_lightning.remote.filters", "fl_lightning.remote.accounting"),
-    "flare": ("fl_lightning.remote.",),
+    "flare": ("fl_lightning.remote.", "fl_lightning.kit_guard"),
     "choose": ("fl_lightning.choice.ranges",),
     "export": ("fl_lightning.trained.export",),
     "molecules": ("fl_lightning.data.sources.smiles",),

@@ -22,6 +22,7 @@ LAYERS = (
         "direction",
         "extras",
         "kernels",
+        "kit_guard",
         "memory",
         "optimizers",
         "renamed",

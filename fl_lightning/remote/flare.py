@@ -21,6 +21,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
+from fl_lightning.kit_guard import is_closed
 from fl_lightning.remote.channel import read_response
 from fl_lightning.remote.federation import federate
 from fl_lightning.remote.job import (
@@ -165,9 +167,10 @@ class FederationController(Controller):  # type: ignore[misc]
         outcome: dict[str, Any] = {"status": "failed", "message": ""}
         started, num_bytes = time.time(), {"down": 0, "up": 0}
         try:
+            check_kit()
             folder = isolate(root, job_id, memory_of(own_file))
             job = Job.read((Path(workspace.get_app_config_dir(job_id)) / JOB_FILE).read_bytes())
-            self.parts = open_server(job, own_file, root / "federations", folder)
+            self.parts = open_server(job, own_file, own_folder(root, "federations"), folder)
             channel = FlareChannel(self, job.sites, timeout_seconds=job.timeout_seconds, abort_signal=abort_signal)
             num_bytes = channel.num_bytes
             os.chdir(folder)
@@ -184,7 +187,7 @@ class FederationController(Controller):  # type: ignore[misc]
         outcome["message"] = outcome["message"][:LONGEST_REASON]
         if (made := self._made()) is not None:
             outcome["folder"] = made.name
-            copy_files(made, result / "run" / made.name, within=root / "federations")
+            copy_files(made, result / "run" / made.name, within=own_folder(root, "federations"))
         (result / OUTCOME_FILE).write_text(json.dumps(outcome, indent=1) + "\n")
 
     def _made(self) -> Path | None:
@@ -251,19 +254,54 @@ class SiteExecutor(Executor):  # type: ignore[misc]
     def _open(self, fl_ctx: FLContext) -> Site:
         workspace, job_id = fl_ctx.get_engine().get_workspace(), fl_ctx.get_prop(FLContextKey.CURRENT_JOB_ID)
         root, own_file = Path(workspace.get_root_dir()), Path(workspace.get_site_config_dir()) / SITE_FILE
+        check_kit()
         work = isolate(root, job_id, memory_of(own_file))
         job = Job.read((Path(workspace.get_app_config_dir(job_id)) / JOB_FILE).read_bytes())
         check_run_name(job.name)
         site = open_site(
             job,
             own_file,
-            root / "federations" / job.name,
+            own_folder(root, "federations") / job.name,
             fl_ctx.get_identity_name(),
-            account=root / "account",
+            account=own_folder(root, "account"),
             startup=Path(workspace.get_startup_kit_dir()),
         )
         os.chdir(work)  # the owner's file may name data relative to where the site was started
         return site
+
+
+def check_kit() -> None:
+    """Refuse to work in the kit of an earlier version, whose processes are open to jobs of any kind.
+
+    Raises:
+        Refused: This is the process of a job in such a kit.
+    """
+    if not is_closed():
+        raise Refused(
+            "this kit is of an earlier version, which jobs could misuse: provision again (with the folder state), and "
+            "copy startup and local/resources.json of the new kit into this one; fl-train sites needs a new --folder"
+        )
+
+
+def own_folder(root: Path, name: str) -> Path:
+    """A folder of this package in a kit, beside those of NVFlare's jobs, under a name that no job's id can have.
+
+    A kit of an earlier version has it without the underscore: it is moved.
+
+    Args:
+        root: The kit's folder.
+        name: What is in it: ``account``, ``federations`` or ``work``.
+
+    Raises:
+        Refused: It is there under both names.
+    """
+    folder, former = root / f"_{name}", root / name
+    if former.is_dir():
+        if folder.exists():
+            raise Refused(f"the kit has both {name} and {folder.name}: leave the right one, as {folder.name}")
+        with suppress(FileNotFoundError):  # another job's process has moved it
+            former.rename(folder)
+    return folder
 
 
 def isolate(root: Path, job_id: str, memory_gib: float | None) -> Path:
@@ -287,7 +325,7 @@ def isolate(root: Path, job_id: str, memory_gib: float | None) -> Path:
     sys.path[:] = [each for each in sys.path if not _is_open_to_jobs(each, root)]
     limit_memory(memory_gib)
     check_run_name(job_id)
-    work = root / "work" / job_id
+    work = own_folder(root, "work") / job_id
     make_private(work.parent)
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(mode=0o700)

@@ -26,6 +26,10 @@ from fl_lightning.remote.names import check_admin_name, check_run_name, check_se
 
 #: The only class that a kit lets a job use. FLARE's own list has some that read and write files named by a job.
 SERVER_CLASS, SITE_CLASS = "fl_lightning.remote.flare.FederationController", "fl_lightning.remote.flare.SiteExecutor"
+#: What closes a kit's processes to all other jobs: see ``kit_guard.py``.
+_GUARD = "fl_lightning.kit_guard"
+#: Python's search for modules in NVFlare's start script, whose empty last entry is the current folder; and ours.
+_SEARCH, _SAFE_SEARCH = "export PYTHONPATH=/local/custom:$PYTHONPATH\n", "export PYTHONSAFEPATH=1\n"
 #: What the submitter may do: FLARE's own list also includes reading logs and sending code.
 _RIGHTS = {
     "format_version": "1.0",
@@ -88,9 +92,16 @@ def provision(
         The folder of the kits, each under its participant's name.
 
     Raises:
-        ValueError: A name is not allowed; nothing is written.
+        ValueError: A name is not allowed, or there are kits whose authority's private key is missing; nothing is
+            written.
     """
     check_names(name, sites, server, admin)
+    made = sorted((folder / name).glob("prod_*"))
+    if made and not (folder / name / CA_FILE).exists():
+        raise ValueError(
+            f"{made[0]} has kits, but {folder / name / CA_FILE}, the private key of their authority, is missing: bring "
+            "the folder state back to add participants, or choose another folder for a federation of its own"
+        )
     people: list[dict[str, Any]] = [{"name": admin, "type": "admin", "org": _ORGANIZATION, "role": "lead"}]
     where = {} if address is None else {"default_host": address, "host_names": [address]}
     project = {
@@ -143,18 +154,25 @@ def check_names(name: str, sites: Sequence[str], server: str, admin: str) -> Non
 
 
 def _allow(kit: Path, own_class: str) -> None:
-    """Allow only our jobs in a kit, and keep its logs there: FLARE would send them to the server.
+    """Allow only our jobs in a kit, import nothing from it, and keep its logs there: FLARE sends them to the server.
 
     A server waits a minute for a busy site to take a job, instead of 10 seconds.
     """
     settings = json.loads((kit / "local" / "resources.json.default").read_text())
     settings["class_allow_list"] = [own_class]
+    settings["components"].append({"id": "job_guard", "path": f"{_GUARD}.JobGuard", "args": {}})
     if "servers" in settings:
         settings["servers"][0]["admin_timeout"] = 60.0
+        settings["app_validator"] = {"path": f"{_GUARD}.AppFiles", "args": {}}
     else:
         settings["allow_log_streaming"] = False
+        settings["components"].append({"id": "app_deployer", "path": f"{_GUARD}.JobDeployer", "args": {}})
     (kit / "local" / "resources.json").write_text(json.dumps(settings, indent=2) + "\n")
     (kit / "local" / "authorization.json").write_text(json.dumps(_RIGHTS, indent=2) + "\n")
+    script = kit / "startup" / "sub_start.sh"
+    if _SEARCH not in (text := script.read_text()):
+        raise ValueError(f"{script} has no line {_SEARCH.strip()!r}: install the version of nvflare of constraints.txt")
+    script.write_text(text.replace(_SEARCH, _SAFE_SEARCH))
 
 
 def keep_together(kit: Path) -> None:
@@ -214,7 +232,7 @@ class Processes:
         command = [sys.executable, "-u", "-m", f"nvflare.private.fed.app.{module}", "-m", str(kit.absolute())]
         command += ["-s", f"fed_{role}.json", "--set", "secure_train=true", *uid]
         command += [f"org={_ORGANIZATION}", "config_folder=config"]
-        search = os.pathsep.join(filter(None, [*self.search, os.environ.get("PYTHONPATH")]))
+        search = os.pathsep.join(filter(None, [*self.search, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]))
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         with os.fdopen(os.open(kit / "process.log", flags, 0o600), "ab") as log:
             self.running[name] = subprocess.Popen(
@@ -224,7 +242,7 @@ class Processes:
                 stdin=subprocess.DEVNULL,
                 preexec_fn=_die_with_parent,
                 umask=0o077,
-                env={**os.environ, **({"PYTHONPATH": search} if search else {})},
+                env={**os.environ, "PYTHONSAFEPATH": "1", **({"PYTHONPATH": search} if search else {})},
             )
 
     def of_job(self, name: str) -> list[psutil.Process]:

@@ -9,6 +9,7 @@ import os
 import socket
 import ssl
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,7 +23,7 @@ pytest.importorskip("nvflare", reason="needs the extra flare")
 
 import held_client
 import psutil
-from nvflare.fuel.flare_api.api_spec import AuthorizationError
+from nvflare.fuel.flare_api.api_spec import AuthorizationError, InvalidJobDefinition
 from task_data import graphs_of
 from torch_geometric.data import Data
 
@@ -98,6 +99,7 @@ def trial(tmp_path_factory: pytest.TempPathFactory, held_file: Path) -> Iterator
         own = str(Path(held_client.__file__).parent)
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [own, os.environ.get("PYTHONPATH")])))
         patch.setenv(held_client.HELD_FILE, str(held_file))
+        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("temporary")))  # where FLARE leaves jobs that it refuses
         trial.start()
         yield trial
     left = [
@@ -192,7 +194,7 @@ def assert_same_run(remote: dict[str, Any], trainer: Any, assert_same) -> None:
 def assert_same_state(trial: Trial, name: str, remote: dict[str, Any], client: int, own: dict[str, Any]) -> None:
     """What a site keeps is the state of a client of this process."""
     digest = bytes(remote["clients"]["signals"]["digest"][client].tolist()).hex()
-    folder = trial.kits / trial.sites[client] / "federations" / name / "states"
+    folder = trial.kits / trial.sites[client] / "_federations" / name / "states"
     kept = Message.read((folder / f"{digest}.state").read_bytes())
     assert own.keys() == kept.tensors.keys()
     assert all(torch.equal(tensor, own[key]) for key, tensor in kept.tensors.items())
@@ -218,7 +220,7 @@ def test_over_the_network_as_in_process(trial, session, assert_same, tmp_path) -
     assert outcome.facts["bytes"]["up"] > 0
     assert_as_in_process(trial, config, outcome.folder, "average", assert_same, tmp_path)
     for site in trial.sites:
-        written = (trial.kits / site / "federations" / "average" / "predictions.csv").read_text().splitlines()
+        written = (trial.kits / site / "_federations" / "average" / "predictions.csv").read_text().splitlines()
         header = "client,node,split,label,prediction,probability_0,probability_1,probability_2"
         assert (written[0], len(written)) == (header, 31)
     assert not list((trial.kits / SERVER).rglob("predictions*"))
@@ -287,7 +289,7 @@ def test_graphs_with_features_and_classes_of_their_own(trial, session, assert_sa
         state = site.member.executor.state().named()
         assert own <= {name.removeprefix("p/") for name in state}
         assert_same_state(trial, "own", remote, client, state)
-        written = (trial.kits / trial.sites[client] / "federations" / "own" / "predictions.csv").read_text()
+        written = (trial.kits / trial.sites[client] / "_federations" / "own" / "predictions.csv").read_text()
         probabilities = ",".join(f"probability_{label}" for label in range(3))
         assert written.startswith(f"client,graph,split,label,prediction,{probabilities}")
 
@@ -307,6 +309,7 @@ def test_a_site_refuses_a_strategy_that_is_not_on_its_list_and_keeps_its_logs(tr
 
 def by_hand(trial: Trial, session: Any, folder: Path, change: Callable[[Path], None]) -> tuple[str, str]:
     """The id and the end of a job that was changed after it was written."""
+    folder.mkdir(exist_ok=True)
     settings = Path(configuration(folder, "FedAvg")).read_text()
     job = Submission.of_config(settings, name="by-hand", sites=trial.sites).write_job(folder)
     change(job / "app")
@@ -334,18 +337,53 @@ def test_neither_server_nor_site_takes_code(trial, session, tmp_path) -> None:
         (app / "custom").mkdir()
         (app / "custom" / "brought.py").touch()
 
-    job_id, status = by_hand(trial, session, tmp_path, bring)
+    with pytest.raises(InvalidJobDefinition, match="has 'byoc'"):
+        by_hand(trial, session, tmp_path, bring)
 
-    assert status == "FINISHED:FAILED_TO_RUN"
-    assert f"({job_id}): RuntimeError: Failed to deploy app 'app': BYOC not permitted" in server_log(trial)
     for kit in (trial.kits / name for name in (SERVER, *trial.sites)):
         rights = json.loads((kit / "local" / "authorization.json").read_text())["permissions"]["lead"]
         assert isinstance(rights, dict)  # else it is a right to everything
         assert "byoc" not in rights
 
 
+@pytest.mark.parametrize("job_id", ["_account", "account", "local", "startup", str(uuid.UUID(int=7, version=4))])
+def test_a_job_does_not_choose_its_own_id(trial, session, tmp_path, job_id) -> None:
+    """It is that of a folder of the server's kit and of each site's, which is emptied before the job is deployed."""
+
+    def name_it(app: Path) -> None:
+        meta = app.parent / "meta.json"
+        meta.write_text(json.dumps({**json.loads(meta.read_text()), "job_id": job_id}))
+
+    with pytest.raises(InvalidJobDefinition, match="job_id"):
+        by_hand(trial, session, tmp_path, name_it)
+    for kit in (trial.kits / name for name in (SERVER, *trial.sites)):
+        assert (kit / "startup" / "rootCA.pem").exists()
+        assert (kit / "local" / "resources.json").exists()
+
+
+def test_a_job_brings_no_configuration_that_reads_files_and_no_file_of_its_own(trial, session, tmp_path) -> None:
+    """HOCON includes files, and modules of Python, in the main process of whoever reads it."""
+    secret = tmp_path / "private.env"
+    secret.write_text("password = in-a-file-of-the-server\n")
+
+    def describe(app: Path) -> None:
+        (app.parent / "meta.json").rename(app.parent / "meta.conf")
+        with (app.parent / "meta.conf").open("a") as meta:
+            meta.write(f'include file("{secret}")\n')
+
+    with pytest.raises(InvalidJobDefinition, match="PYHOCON is not read here: write JSON"):
+        by_hand(trial, session, tmp_path / "described", describe)
+
+    job_id, status = by_hand(trial, session, tmp_path / "planted", lambda app: (app / "config" / "evil.py").touch())
+    assert status == "FINISHED:FAILED_TO_RUN"
+    assert f"({job_id}): RuntimeError: Failed to deploy app 'app': the job's app has 'config/evil.py'" in server_log(
+        trial
+    )
+    assert not list(trial.kits.rglob("evil.py"))
+
+
 def test_a_run_named_as_another_folder_brings_no_key_back(trial, session, tmp_path) -> None:
-    """The server's folder startup has its private key, and federations/../startup was that folder."""
+    """The server's folder startup has its private key, and _federations/../startup was that folder."""
 
     def rename(app: Path) -> None:
         reported = json.loads((app / "config" / "job.json").read_text())

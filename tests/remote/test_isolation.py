@@ -71,7 +71,7 @@ def test_modules_of_the_owner_are_found_where_pythonpath_says(tmp_path) -> None:
 
 def test_a_job_works_in_an_empty_folder_of_its_own_and_writes_for_its_owner_alone(tmp_path) -> None:
     root = tmp_path / "kit"
-    left = root / "work" / "0a1b-2c"
+    left = root / "_work" / "0a1b-2c"
     left.mkdir(parents=True)
     (left / "of_an_earlier_job").touch()
     code = ISOLATE.format(root=str(root), memory=None) + (

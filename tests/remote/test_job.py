@@ -323,6 +323,12 @@ def test_kits_have_certificates_and_leave_what_is_allowed_to_their_owners(tmp_pa
     for name, allowed in {"rome": "SiteExecutor", "fl.example.org": "FederationController"}.items():
         settings = yaml.safe_load((kits / name / "local" / "resources.json").read_text())
         assert settings["class_allow_list"] == [f"fl_lightning.remote.flare.{allowed}"]
+        assert {"id": "job_guard", "path": "fl_lightning.kit_guard.JobGuard", "args": {}} in settings["components"]
+        checks = {"rome": settings["components"][-1], "fl.example.org": settings.get("app_validator")}[name]
+        assert checks["path"] in ("fl_lightning.kit_guard.JobDeployer", "fl_lightning.kit_guard.AppFiles")
+        script = (kits / name / "startup" / "sub_start.sh").read_text()
+        assert "export PYTHONSAFEPATH=1\n" in script
+        assert "export PYTHONPATH" not in script  # whose empty entry would be the current folder
         rights = yaml.safe_load((kits / name / "local" / "authorization.json").read_text())["permissions"]["lead"]
         assert set(rights) == {"submit_job", "manage_job", "download_job", "view"}
     started = yaml.safe_load((kits / "rome" / "startup" / "fed_client.json").read_text())
@@ -366,3 +372,25 @@ def test_settings_of_a_policy_that_are_left_empty_are_the_defaults(job, data, tm
     ]
     assert policies[0] == policies[1]
     assert policies[0].min_examples == 5
+
+
+def test_a_federation_whose_authoritys_key_was_put_away_gets_no_second_authority(tmp_path, monkeypatch, capsys) -> None:
+    pytest.importorskip("nvflare", reason="needs the extra flare")
+    monkeypatch.chdir(tmp_path)
+    content = {"name": "wards", "server": "fl.example.org", "sites": ["berlin"], "admin": "lead@example.org"}
+    file = written(tmp_path / "federation.yaml", content)
+    assert command_line.main(["provision", file]) == 0
+    authority = (tmp_path / "kits" / "wards" / "prod_00" / "berlin" / "startup" / "rootCA.pem").read_bytes()
+    (tmp_path / "kits" / "wards" / "state").rename(tmp_path / "put-away")
+    file = written(tmp_path / "federation.yaml", {**content, "sites": ["berlin", "rome"]})
+
+    with pytest.raises(SystemExit):
+        command_line.main(["provision", file])
+
+    said = capsys.readouterr().err
+    assert f"{Path('kits/wards/prod_00')} has kits, but {Path('kits/wards/state/cert.json')}" in said
+    assert "bring the folder state back" in said
+    assert sorted(path.name for path in (tmp_path / "kits" / "wards").iterdir()) == ["prod_00"]
+    (tmp_path / "put-away").rename(tmp_path / "kits" / "wards" / "state")
+    assert command_line.main(["provision", file]) == 0
+    assert (tmp_path / "kits" / "wards" / "prod_01" / "rome" / "startup" / "rootCA.pem").read_bytes() == authority
