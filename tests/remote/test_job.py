@@ -133,8 +133,9 @@ def test_the_server_builds_no_data_and_nothing_of_the_submitters_machine(job, tm
 
 
 def test_what_settings_say_wrong_together_is_one_error_of_the_job(job, tmp_path) -> None:
-    wrong = dataclasses.replace(job, trainer={"num_rounds": 0})
-    with pytest.raises(ValueError, match="num_rounds must be at least 1, got 0"):
+    both = {"class": "Participation", "settings": {"fraction": 0.5, "num_clients": 2}}
+    wrong = dataclasses.replace(job, trainer={"num_rounds": 1, "participation": both})
+    with pytest.raises(ValueError, match="fraction"):
         open_server(wrong, tmp_path / "server.yaml", tmp_path / "runs", tmp_path / "work")
 
 
