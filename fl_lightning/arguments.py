@@ -34,6 +34,9 @@ VERBS: dict[str, str] = {
 #: The verbs that need NVIDIA FLARE.
 OVER_THE_NETWORK = ("provision", "site", "sites", "submit")
 
+#: The verbs that only read files, which anybody may have written (docs/how-to/whose-files.md).
+OPENS_FILES = ("compare", "completion", "provision", "report", "site")
+
 #: The verbs of :mod:`fl_lightning.cli`, which are methods of the trainer.
 TRAINER_VERBS = {
     "fit": "Train the federation.",

@@ -24,6 +24,7 @@ import fl_lightning.deferred
 from fl_lightning.arguments import (
     DESCRIPTION,
     EXAMPLES,
+    OPENS_FILES,
     OVER_THE_NETWORK,
     TRAINER_VERBS,
     VERBS,
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         near = difflib.get_close_matches(first, verbs, n=1)
         advice = f"did you mean {near[0]}?" if near else f"give one of {', '.join(verbs)}"
         fail(f"there is no verb {first!r}: {advice}")
-    _search_current_folder()
+    _search_current_folder(runs_settings=first not in OPENS_FILES)
     fl_lightning.deferred.install()
     # of torch-geometric's import; of which category depends on the version of torch
     warnings.filterwarnings("ignore", message=".*torch.jit.script. is deprecated.*")
@@ -84,14 +85,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGPIPE
 
 
-def _search_current_folder() -> None:
-    """Find strategies, nets and callbacks of the current folder; last, so that they hide nothing.
+def _search_current_folder(*, runs_settings: bool) -> None:
+    """Find strategies, nets and callbacks of the current folder, for a verb that runs the user's settings.
 
-    It is named by its whole path, as a configuration in another folder is read from there.
+    The folder is the last, so that it hides nothing, and named by its whole path, as a configuration in another folder
+    is read from there. Other verbs may be run in a folder of somebody else's, whose modules and entry points run as
+    soon as it is searched.
     """
     while _searched:
         with contextlib.suppress(ValueError):
             sys.path.remove(_searched.pop())
+    if not runs_settings:
+        return
     with contextlib.suppress(FileNotFoundError):  # the folder was deleted
         if (here := os.getcwd()) not in sys.path:
             sys.path.append(here)

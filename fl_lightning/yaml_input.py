@@ -17,17 +17,18 @@ import yaml
 #: Limits: bytes of a file, levels of nesting, values after expanding all aliases, and characters of a number.
 MOST_BYTES, MOST_LEVELS, MOST_VALUES, MOST_DIGITS = 1 << 20, 64, 100_000, 40
 
-_NULL, _BOOL, _INT, _FLOAT, _TEXT, _MERGE = (
-    f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "merge")
+_NULL, _BOOL, _INT, _FLOAT, _TEXT, _LIST, _DICT, _MERGE = (
+    f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map", "merge")
 )
 _IS_INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _IS_FLOAT = re.compile(
     r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
 )
+_WORDS = {_NULL: re.compile(r"~|null|Null|NULL|"), _BOOL: re.compile(r"true|True|TRUE|false|False|FALSE")}
 #: The type of a value without quotes, by its first character; the first match wins.
 _RULES: list[tuple[str, re.Pattern[str], list[str]]] = [
-    (_NULL, re.compile(r"~|null|Null|NULL|"), ["~", "n", "N", ""]),
-    (_BOOL, re.compile(r"true|True|TRUE|false|False|FALSE"), list("tTfF")),
+    (_NULL, _WORDS[_NULL], ["~", "n", "N", ""]),
+    (_BOOL, _WORDS[_BOOL], list("tTfF")),
     (_INT, _IS_INT, list("-+0123456789")),
     (_FLOAT, _IS_FLOAT, list("-+.0123456789")),
     (_MERGE, re.compile(r"<<"), ["<"]),
@@ -42,6 +43,7 @@ class _Loader(yaml.SafeLoader):
     """YAML 1.2 within limits, in which no name may occur twice in a mapping."""
 
     yaml_implicit_resolvers: ClassVar[Any] = {}  # type: ignore[misc]
+    yaml_constructors: ClassVar[Any] = {}
     _level = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
@@ -60,30 +62,46 @@ class _Loader(yaml.SafeLoader):
             _count(node, {})
         return node
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """As PyYAML, after a check for duplicate names; values of a merge (``<<``) may be overridden."""
-        lines: dict[str, int] = {}
+        node = super().compose_mapping_node(anchor)
+        lines: dict[Hashable, int] = {}
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE:
                 continue
-            line = key.start_mark.line + 1
-            if key.value in lines:
-                raise yaml.YAMLError(
-                    f"{key.value} stands twice, in lines {lines[key.value]} and {line}: remove one of them"
-                )
-            lines[key.value] = line
-        return super().construct_mapping(node, deep)
+            line, name = key.start_mark.line + 1, self.construct_object(key)
+            if name in lines:
+                raise yaml.YAMLError(f"{key.value} stands twice, in lines {lines[name]} and {line}: remove one of them")
+            lines[name] = line
+        return node
+
+    def word(self, node: yaml.ScalarNode) -> bool | None:
+        """A truth value, or none."""
+        text = str(self.construct_scalar(node))
+        if not _WORDS[node.tag].fullmatch(text):
+            raise _invalid(node, text)
+        return None if node.tag == _NULL else text.lower() == "true"
 
     def number(self, node: yaml.ScalarNode) -> int | float:
         """An integer or a float of YAML 1.2."""
-        text, line = str(self.construct_scalar(node)), node.start_mark.line + 1
+        text = str(self.construct_scalar(node))
         if len(text) > MOST_DIGITS:
+            line = node.start_mark.line + 1
             raise yaml.YAMLError(f"line {line}: a number of {len(text)} characters: write at most {MOST_DIGITS}")
         if node.tag == _INT and _IS_INT.fullmatch(text):
             return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
         if node.tag == _FLOAT and _IS_FLOAT.fullmatch(text):
             return float(re.sub(r"\.(?=inf|nan)", "", text.lower()))
-        raise yaml.YAMLError(f"line {line}: {text!r} is not a valid {node.tag.rpartition(':')[2]}")
+        raise _invalid(node, text)
+
+    def other(self, node: yaml.Node) -> Any:
+        """What is none of the core schema's types."""
+        tag = node.tag.replace("tag:yaml.org,2002:", "!!")
+        raise yaml.YAMLError(f"line {node.start_mark.line + 1}: no setting is of the type {tag}: leave it out")
+
+
+def _invalid(node: yaml.ScalarNode, text: str) -> yaml.YAMLError:
+    return yaml.YAMLError(f"line {node.start_mark.line + 1}: {text!r} is not a valid {node.tag.rpartition(':')[2]}")
 
 
 class _Dumper(yaml.SafeDumper):
@@ -94,8 +112,16 @@ for _tag, _pattern, _first in _RULES:
     _whole = re.compile(f"(?:{_pattern.pattern})\\Z")
     _Loader.add_implicit_resolver(_tag, _whole, _first)
     _Dumper.add_implicit_resolver(_tag, _whole, _first)
-for _tag in (_INT, _FLOAT):
-    _Loader.add_constructor(_tag, _Loader.number)
+for _tags, _construct in (
+    ((_NULL, _BOOL), _Loader.word),
+    ((_INT, _FLOAT), _Loader.number),
+    ((_TEXT,), _Loader.construct_yaml_str),
+    ((_LIST,), _Loader.construct_yaml_seq),
+    ((_DICT,), _Loader.construct_yaml_map),
+):
+    for _tag in _tags:
+        _Loader.add_constructor(_tag, _construct)
+_Loader.add_constructor(None, _Loader.other)  # for every other tag
 
 
 def _count(node: yaml.Node, known: dict[int, int]) -> int:

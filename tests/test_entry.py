@@ -5,6 +5,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -131,3 +132,45 @@ def test_the_home_folder_of_an_option() -> None:
     home = str(Path.home())
     words = ["export", "--to=~/model.pt", "~/run", "--name=~x"]
     assert with_home_folder(words) == ["export", f"--to={home}/model.pt", "~/run", "--name=~x"]
+
+
+def hostile_folder(path: Path) -> Path:
+    """A folder with an entry point that `import torch` loads, which leaves a trace."""
+    (path / "evil-1.0.dist-info").mkdir(parents=True)
+    (path / "evil-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: evil\nVersion: 1.0\n")
+    entry_points = "[torch.backends]\nevil = evil:load\n[networkx.backend_info]\nevil = evil:load\n"
+    (path / "evil-1.0.dist-info" / "entry_points.txt").write_text(entry_points)
+    trace = f"open({str(path / 'trace')!r}, 'a').write(__name__ + ' ')\n"
+    (path / "evil.py").write_text(f"{trace}def load():\n    return {{}}\n")
+    for optional in ("bottleneck", "numexpr", "triton", "argparse"):
+        (path / f"{optional}.py").write_text(f"{trace}raise ImportError('gone')\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--help"], ["report", "."], ["compare", "."], ["site", "explain", "--job", "job.json", "--site", "site.yaml"]],
+    ids=lambda words: words[0],
+)
+def test_nothing_of_the_current_folder_runs_where_files_are_only_read(words: list[str], tmp_path: Path) -> None:
+    folder = hostile_folder(tmp_path / "downloads")
+    for name in ("job.json", "site.yaml"):
+        (folder / name).write_text("{}")
+    subprocess.run([sys.executable, "-m", "fl_lightning", *words], cwd=folder, capture_output=True, timeout=120)
+    assert not (folder / "trace").exists()
+
+
+@pytest.mark.parametrize("verb", [*VERBS, "fit", "predict"])
+def test_the_current_folder_is_searched_for_the_classes_of_settings_only(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    seen: list[bool] = []
+
+    def handed_on(name: str) -> SimpleNamespace:
+        seen.append(str(tmp_path) in sys.path)
+        return SimpleNamespace(main=lambda words: 0)
+
+    monkeypatch.setattr(command_line.importlib, "import_module", handed_on)
+    assert main([verb]) == 0
+    assert seen == [verb in ("choose", "export", "sites", "study", "submit", "fit", "predict")]

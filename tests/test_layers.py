@@ -26,6 +26,7 @@ LAYERS = (
         "memory",
         "optimizers",
         "renamed",
+        "saved_tensors",
         "yaml_input",
     ),
     ("batches",),

@@ -11,6 +11,7 @@ import torch
 
 from fl_lightning.data.sources.array_file import one_line
 from fl_lightning.data.sources.folders import unwritable_cache_message
+from fl_lightning.saved_tensors import load_saved
 
 Content = TypeVar("Content")
 
@@ -47,7 +48,7 @@ def load(path: Path, what: str, check: Callable[[Any], Content]) -> Content | No
     if not path.exists():
         return None
     try:
-        return check(torch.load(path, weights_only=True))
+        return check(load_saved(path))
     except Exception as error:  # there is nothing that a damaged file does not raise
         warnings.warn(f"{what} {path} is damaged and is regenerated ({one_line(error)}).", stacklevel=3)
         return None

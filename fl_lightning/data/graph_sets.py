@@ -187,6 +187,7 @@ def _check_alike(graphs: Sequence[Data], title: str) -> None:
             raise ValueError(f"{name} is a {type(graph).__name__}: give a torch_geometric.data.Data")
         if missing := [key for key in ("edge_index", "y") if graph.get(key) is None]:
             raise ValueError(f"{name} has no {missing[0]}: edges and a target are needed of each graph, as tensors")
+        _check_tensors(graph, name)
         if not int(graph.num_nodes or 0):
             raise ValueError(f"{name} has no nodes: leave it out")
         for key, of in (("x", "features of each node"), ("edge_attr", "attributes of each edge")):
@@ -210,6 +211,25 @@ def _check_alike(graphs: Sequence[Data], title: str) -> None:
                 f"{name} has {torch.as_tensor(graph.y).numel()} targets, the first {torch.as_tensor(first.y).numel()}: "
                 "give each graph one class, or as many labels or numbers as the others"
             )
+
+
+def _check_tensors(graph: Data, name: str) -> None:
+    """Refuse a graph whose parts are none, or have too few axes to be compared with those of others."""
+    for key in ("x", "edge_index", "y", *EDGE_DATA):
+        if isinstance(value := graph.get(key), Tensor) and value.layout != torch.strided:
+            raise ValueError(f"{name}: {key} is sparse; give it dense, as `data.{key} = data.{key}.to_dense()`")
+    for key, least in (("x", 1), ("edge_index", 2), ("edge_weight", 1), ("edge_attr", 1)):
+        value = graph.get(key)
+        if value is not None and (not isinstance(value, Tensor) or value.dim() < least):
+            has = f"a tensor of {value.dim()} axes" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            raise ValueError(f"{name}: {key} is {has}; give a tensor: `data.{key} = torch.as_tensor(...)`")
+    try:
+        torch.as_tensor(graph.y)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"{name}: y is a {type(graph.y).__name__} without numbers; number the classes, such as "
+            "`data.y = torch.tensor([2])`"
+        ) from error
 
 
 def _inputs(graph: Data) -> Data:

@@ -210,6 +210,7 @@ def _checked_copy(data: Data, name: str, ignore_label: int | None = None) -> Dat
         raise ValueError(f"{name} has no {', '.join(missing)}: node features, edges and labels are needed, as tensors.")
     for key in ("x", "edge_index", "y"):
         _check_tensor(data[key], key, name)
+    _check_pairs(data.edge_index, "edge_index", name)  # PyG counts nodes by it
     x_NF = _checked_features(data, name)
     given = data.get("task")
     if given not in (None, "classes", "labels", "numbers"):
@@ -239,9 +240,12 @@ def _checked_features(data: Data, name: str) -> Tensor:
             f"{name}: the features x are {x_NF.dtype} of shape {tuple(x_NF.shape)}; give a number or more for each "
             "node, shape (num_nodes, num_features): a single feature as `data.x = data.x[:, None]`."
         )
-    if len(x_NF) != data.num_nodes:
-        raise ValueError(f"{name}: x has {len(x_NF)} rows for {data.num_nodes} nodes; give a row for each node.")
-    x_NF = (x_NF.to_dense() if x_NF.layout != torch.strided else x_NF).float()
+    num_nodes = data.num_nodes
+    if not isinstance(num_nodes, int):
+        raise ValueError(f"{name}: num_nodes is a {type(num_nodes).__name__}; leave it out, x says how many there are.")
+    if len(x_NF) != num_nodes:
+        raise ValueError(f"{name}: x has {len(x_NF)} rows for {num_nodes} nodes; give a row for each node.")
+    x_NF = _dense(x_NF, name).float()
     if not bool(x_NF.sum().isfinite()) and not bool((finite_NF := x_NF.isfinite()).all()):  # a sum may overflow
         node, feature = (~finite_NF).nonzero()[0].tolist()
         raise ValueError(
@@ -249,6 +253,25 @@ def _checked_features(data: Data, name: str) -> Tensor:
             "holds; replace what is not finite, e.g. by `data.x.nan_to_num_()`, and scale what is too large."
         )
     return x_NF
+
+
+def _dense(x_NF: Tensor, name: str) -> Tensor:
+    if x_NF.layout == torch.strided:
+        return x_NF
+    try:
+        return x_NF.to_dense()
+    except (RuntimeError, MemoryError) as error:  # of the allocator
+        raise ValueError(
+            f"{name}: x is sparse, and {tuple(x_NF.shape)} numbers do not fit into memory; choose fewer features."
+        ) from error
+
+
+def _check_pairs(edge_index_2E: Tensor, key: str, name: str) -> None:
+    kind = f"{name}: {key} is {edge_index_2E.dtype} of shape {tuple(edge_index_2E.shape)}; it must hold"
+    if edge_index_2E.dim() != 2 or edge_index_2E.shape[0] != 2:
+        raise ValueError(f"{kind} a column (source, target) for each edge, shape (2, num_edges): transpose it?")
+    if edge_index_2E.is_floating_point() or edge_index_2E.is_complex() or edge_index_2E.dtype == torch.bool:
+        raise ValueError(f"{kind} numbers of nodes: `data.{key} = data.{key}.long()`.")
 
 
 def checked_edges(edge_index_2E: Any, num_nodes: int, name: str, key: str = "edge_index") -> Tensor:
@@ -264,11 +287,7 @@ def checked_edges(edge_index_2E: Any, num_nodes: int, name: str, key: str = "edg
         ValueError: They are no pairs of its nodes.
     """
     _check_tensor(edge_index_2E, key, name)
-    kind = f"{name}: {key} is {edge_index_2E.dtype} of shape {tuple(edge_index_2E.shape)}; it must hold"
-    if edge_index_2E.dim() != 2 or edge_index_2E.shape[0] != 2:
-        raise ValueError(f"{kind} a column (source, target) for each edge, shape (2, num_edges): transpose it?")
-    if edge_index_2E.is_floating_point() or edge_index_2E.is_complex() or edge_index_2E.dtype == torch.bool:
-        raise ValueError(f"{kind} numbers of nodes: `data.{key} = data.{key}.long()`.")
+    _check_pairs(edge_index_2E, key, name)
     edges_2E: Tensor = edge_index_2E.detach().cpu().long()
     if edges_2E.numel() and not 0 <= int(edges_2E.min()) <= int(edges_2E.max()) < num_nodes:
         edge = int(((edges_2E < 0) | (edges_2E >= num_nodes)).any(dim=0).nonzero()[0])

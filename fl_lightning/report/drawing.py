@@ -43,7 +43,9 @@ class Drawing:
 
     @contextmanager
     def _drawing(self) -> Iterator[None]:
-        with matplotlib.rc_context(_STYLE):  # type: ignore[arg-type]
+        with matplotlib.rc_context():
+            matplotlib.rcdefaults()  # a matplotlibrc of the current folder may be somebody else's
+            matplotlib.rcParams.update(_STYLE)  # type: ignore[arg-type]
             yield
 
     def _finish(self, figure: Figure, alt: str) -> str:

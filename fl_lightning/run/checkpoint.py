@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from fl_lightning.run.folder import whole_file
+from fl_lightning.saved_tensors import load_saved
 
 #: Version of the file's layout; increased with every incompatible change.
 FORMAT_VERSION = 3
@@ -86,7 +87,7 @@ def peek(path: Path) -> dict[str, Any]:
 
 def _load(path: Path, *, mmap: bool = False) -> dict[str, Any]:
     try:
-        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        content: dict[str, Any] = load_saved(path, mmap=mmap)
     except Exception as error:  # torch raises RuntimeError, UnpicklingError, EOFError, ... for damaged files
         raise _damaged(path, f"torch.load: {type(error).__name__}") from error  # its text is many lines long
     result = content.get("format_version") if isinstance(content, dict) else None

@@ -21,11 +21,14 @@ _READ = {
     ".safetensors": ("safetensors.torch", "safetensors.torch.load_file(file)"),
 }
 _BEGINS = '"""Loads a model that fl-train exported'
-_LOADER = '''{begins}: {what}."""
+_LOADER = '''{begins}."""
 
 from pathlib import Path
 
 {imports}
+#: The model.
+WHAT = {what!a}
+
 
 def load(file=Path(__file__).with_name({name!r})):
     net = {call}

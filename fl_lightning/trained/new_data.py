@@ -25,6 +25,7 @@ from fl_lightning.data.sources.array_file import reading
 from fl_lightning.data.sources.base import allow_pickled_graphs
 from fl_lightning.data.targets import checked_targets
 from fl_lightning.federation import ClientRegistry
+from fl_lightning.saved_tensors import load_data
 from fl_lightning.tasks.targets import Labels
 
 #: What messages call the new data.
@@ -122,7 +123,7 @@ def read_new(path: Path) -> Any:
         raise ValueError(f"there is no file {path}: write one with torch.save(data, {path.name!r})")
     expected = "a torch_geometric Data, a list of them, or tensors, that loads with weights_only=True"
     with reading(path, expected), allow_pickled_graphs():
-        saved = torch.load(path, map_location="cpu", weights_only=True)
+        saved = load_data(path)
     if isinstance(saved, list):
         return [_graph_or_given(each) for each in saved]
     return _graph_or_given(saved)

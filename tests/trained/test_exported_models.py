@@ -106,7 +106,7 @@ def accuracy(predicted: torch.Tensor, data: Any) -> float:
     return float(right_N[data.test_mask_N[: len(predicted)]].float().mean())
 
 
-def test_a_file_gives_the_model_back(federation, make_model, make_trainer, tmp_path) -> None:
+def test_a_file_gives_the_model_back(federation, make_model, make_trainer, tmp_path, monkeypatch) -> None:
     folder = fit(make_trainer, federation, FedAvg(num_epochs=1), fl.ClientModule())
     run = fl.load_run(folder, data=federation, strategy=FedAvg(num_epochs=1))
     export(run, run.names[2], tmp_path / "there" / "model.pt")
@@ -115,6 +115,14 @@ def test_a_file_gives_the_model_back(federation, make_model, make_trainer, tmp_p
     assert type(loaded) is GraphModel
     assert torch.equal(loaded(data.x_NF, data.edge_index_2E), run.client(run.names[2])(data.x_NF, data.edge_index_2E))
     assert run.same(run.global_model(), loaded, run.names[2])  # FedAvg has one model
+    name = '"""\nimport os; os.mkdir("evil")\n"""\\new\\users'
+    monkeypatch.setattr(run, "names", [*run.names, name])
+    monkeypatch.setattr(run, "client", lambda _: run.global_model())
+    monkeypatch.setattr(run, "same", lambda *_: True)
+    made = runpy.run_path(str(export(run, name, tmp_path / "named" / "model.pt")))
+    assert made["WHAT"].startswith(name)
+    monkeypatch.undo()
+    assert not Path("evil").exists()
     with pytest.raises(ValueError, match="there is no training client 'nobody': give one of client"):
         run.client("nobody")
     with pytest.raises(ValueError, match=r"give the name of a file for torch or safetensors.*such as model.pt"):

@@ -19,6 +19,7 @@ from fl_lightning.data.partition.communities import louvain_communities, members
 from fl_lightning.data.settings import check_count, check_flag, check_number, check_seed, check_text, is_file, user_path
 from fl_lightning.data.sources.array_file import reading
 from fl_lightning.kernels.randomness import generator
+from fl_lightning.saved_tensors import load_data
 
 
 class Partitioner(Counted, ABC):
@@ -209,12 +210,18 @@ class GivenPartitioner(Partitioner):
 
     def assign(self, data: Data, seed: int) -> list[Tensor]:  # noqa: D102
         client_N = self._read(data)
-        if client_N.dim() != 1 or client_N.numel() != data.num_nodes or client_N.is_floating_point():
+        if (
+            client_N.dim() != 1
+            or client_N.numel() != data.num_nodes
+            or client_N.is_floating_point()
+            or client_N.is_complex()
+        ):
             raise ValueError(
                 f"attribute={self.attribute!r} holds {client_N.dtype} of shape {tuple(client_N.shape)} where one "
                 f"integer for each of the {data.num_nodes} nodes of the prepared graph is needed. If it was made for "
                 "the raw graph, set largest_component to false on the source."
             )
+        client_N = client_N.long()
         negative_N = client_N < 0
         if bool(negative_N.any()) and not self.leave_out_negative:
             node = int(negative_N.nonzero()[0])
@@ -260,7 +267,7 @@ class GivenPartitioner(Partitioner):
             with reading(path, "an array of one integer per node, written by `numpy.save` or `torch.save`"):
                 if path.suffix == ".npy":
                     return torch.from_numpy(np.load(path, allow_pickle=False))
-                return torch.as_tensor(torch.load(path, weights_only=True))
+                return torch.as_tensor(load_data(path)).to_dense()
         if self.attribute not in data:
             raise ValueError(
                 f"attribute={self.attribute!r} is not on the graph, which has {sorted(data.keys())}; name one of "

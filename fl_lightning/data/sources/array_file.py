@@ -38,6 +38,7 @@ def one_line(error: BaseException) -> str:
     if text.startswith("Weights only load failed"):  # the rest says how to load the file unsafely
         cause = re.search(r"WeightsUnpickler error: ([^.]+)", text)
         text = f"it holds what is not safe to load{f', {cause[1]}' if cause else ''}"
+    text = text.partition(" If you trust the file")[0]  # numpy, too
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
 
 

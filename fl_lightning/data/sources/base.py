@@ -31,6 +31,7 @@ from fl_lightning.data.settings import check_is_file, digest_of_file, user_path
 from fl_lightning.data.sources.array_file import reading
 from fl_lightning.data.sources.joined import GRAPH, Part, joined
 from fl_lightning.data.split import MASKS, ClientSplit, GlobalSplit, Splitter
+from fl_lightning.saved_tensors import load_data
 from fl_lightning.tasks import NodeClassification, NodeRegression
 from fl_lightning.tasks.base import kind_of_target
 
@@ -379,7 +380,7 @@ def _graphs_in(path: Path) -> Data | list[Data]:
     )
     with reading(path, expected):
         with allow_pickled_graphs():
-            saved = torch.load(path, map_location="cpu", weights_only=True)
+            saved = load_data(path)
         graphs = [Data.from_dict(each) if isinstance(each, dict) else each for each in _listed(saved)]
         strangers = [type(each).__name__ for each in graphs if not isinstance(each, Data)]
         if strangers or not graphs:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+from torch import Tensor
 from torch_geometric.data import Data
 
 from fl_lightning.batches.client_examples import ClientExamples
@@ -21,6 +21,7 @@ from fl_lightning.data.sources.in_file import InFile
 from fl_lightning.data.sources.own_examples import OfKind, examples_of, pair_of
 from fl_lightning.data.sources.sets import SetSource
 from fl_lightning.data.split import Role
+from fl_lightning.saved_tensors import load_data
 
 #: What partitioners see of every example beside its class: the mean of its inputs.
 _MEAN = "features"
@@ -117,15 +118,22 @@ class ExampleSetFile(InFile, ExampleSetSource):
             saved = _arrays(self.path)
             if not isinstance(saved, dict) or not {"x", "y"} <= set(saved):
                 raise ValueError(f"it holds {', '.join(map(str, saved)) if isinstance(saved, dict) else type(saved)}")
-        others = {name: each for name, each in saved.items() if name not in ("x", "y")}
-        columns = {name: each.tolist() if hasattr(each, "tolist") else each for name, each in others.items()}
+            others = {name: each for name, each in saved.items() if name not in ("x", "y")}
+            columns = {str(name): _column(each) for name, each in others.items()}
         return (saved["x"], saved["y"]), columns
+
+
+def _column(given: Any) -> Any:
+    """A column of a file as a list, if it is one."""
+    if isinstance(given, Tensor):
+        return given.to_dense().tolist()
+    return given.tolist() if isinstance(given, np.ndarray) else given
 
 
 def _arrays(path: Path) -> Any:
     """What a file holds."""
     if path.suffix != ".npz":
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return load_data(path)
     with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
         return dict(archive)
 
@@ -134,5 +142,9 @@ def _check_columns(columns: Mapping[str, Sequence[Any]], num_examples: int) -> N
     for name, column in columns.items():
         if name in (_MEAN, "y", "num_nodes", "examples"):
             raise ValueError(f"columns has {name!r}, which every set has: rename that column")
+        if isinstance(column, str | Mapping) or not all(hasattr(column, part) for part in ("__len__", "__getitem__")):
+            raise ValueError(
+                f"columns: {name!r} is a {type(column).__name__}: give a list with an entry for each example"
+            )
         if len(column) != num_examples:
             raise ValueError(f"columns: {name!r} has {len(column)} entries for {num_examples} examples: give one each")

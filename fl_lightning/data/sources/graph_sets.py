@@ -21,6 +21,7 @@ from fl_lightning.data.sources.base import allow_pickled_graphs
 from fl_lightning.data.sources.in_file import InFile
 from fl_lightning.data.sources.sets import SetSource
 from fl_lightning.data.targets import checked_targets
+from fl_lightning.saved_tensors import load_data
 from fl_lightning.tasks import GraphClassification, GraphRegression, Task
 from fl_lightning.tasks.base import kind_of_target
 
@@ -145,7 +146,7 @@ class GraphSetFile(InFile, GraphSetSource):
         expected = "a list of torch_geometric Data that loads with weights_only=True, one for each graph"
         with reading(self.path, expected):
             with allow_pickled_graphs():
-                saved = torch.load(self.path, map_location="cpu", weights_only=True)
+                saved = load_data(self.path)
             if not isinstance(saved, list):
                 raise ValueError(f"it holds a {type(saved).__name__}")
             graphs = [Data.from_dict(each) if isinstance(each, dict) else each for each in saved]

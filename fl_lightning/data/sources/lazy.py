@@ -19,6 +19,7 @@ from fl_lightning.batches.lazy_clients import LazyClients, NumberedNames
 from fl_lightning.data.allocation import Allocation, Asked, masks_of
 from fl_lightning.data.partition.record import canonical_json
 from fl_lightning.data.settings import check_count, check_number, check_seed
+from fl_lightning.data.sources.array_file import reading
 from fl_lightning.data.sources.base import Source
 from fl_lightning.data.split import ClientSplit, Role, draw_roles
 from fl_lightning.kernels.randomness import generator
@@ -209,8 +210,9 @@ class ShardSource(LazySource):
 
     def sizes(self, root: Path) -> Sequence[int]:  # noqa: D102
         x, y, offsets = self._arrays(root)
-        sizes = np.diff(offsets)
-        if offsets.ndim != 1 or len(sizes) < 1 or offsets[0] != 0 or sizes.min() < 1 or offsets[-1] != len(x):
+        ends = offsets.astype(np.int64) if offsets.ndim == 1 else np.empty(0, np.int64)
+        sizes = np.diff(ends)
+        if len(sizes) < 1 or ends[0] != 0 or sizes.min() < 1 or ends[-1] != len(x):
             raise ValueError(
                 f"{self.folder}/offsets.npy must ascend from 0 to the {len(x)} examples of x.npy, with an example or "
                 "more for each client"
@@ -234,4 +236,18 @@ class ShardSource(LazySource):
 
     def _arrays(self, root: Path) -> tuple[Any, Any, Any]:
         folder = root / self.folder
-        return tuple(np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("x", "y", "offsets"))
+        x = _mapped(folder / "x.npy", "biuf", "numbers (examples, *X)")
+        y = _mapped(folder / "y.npy", "biu", "classes, whole numbers of int64 (examples,)")
+        return x, y, _mapped(folder / "offsets.npy", "iu", "whole numbers of int64 (clients + 1,)")
+
+
+def _mapped(path: Path, kinds: str, expected: str) -> Any:
+    """An array in a file, which is mapped into memory."""
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no {path}; expected {expected}, written by numpy.save")
+    with reading(path, f"{expected}, written by numpy.save"):
+        mapped = np.load(path, mmap_mode="r", allow_pickle=False)
+        if not isinstance(mapped, np.ndarray) or mapped.ndim < 1 or mapped.dtype.kind not in kinds:
+            what = f"{mapped.dtype} of shape {mapped.shape}" if isinstance(mapped, np.ndarray) else "several arrays"
+            raise ValueError(f"it holds {what}")
+        return mapped

@@ -20,6 +20,7 @@ from fl_lightning.data.sources.base import Source
 from fl_lightning.data.sources.examples import Examples, ExampleSource, client_names
 from fl_lightning.data.sources.in_file import InFile
 from fl_lightning.data.targets import checked_targets
+from fl_lightning.saved_tensors import check_holds_numbers, load_data
 from fl_lightning.tasks.base import kind_of_target
 
 _KINDS = ("classes", "labels", "numbers")
@@ -114,7 +115,7 @@ class ExampleFile(InFile, _OwnExamples):
         """What is in the file."""
         check_is_file(self.path, "{'name': (x, y), ...}")
         with reading(self.path, "a dictionary of pairs of tensors by clients' names that loads with weights_only=True"):
-            saved = torch.load(self.path, map_location="cpu", weights_only=True)
+            saved = load_data(self.path)
             if not isinstance(saved, dict) or not all(isinstance(name, str) for name in saved):
                 raise ValueError(f"it holds a {type(saved).__name__}")
         return saved
@@ -156,6 +157,9 @@ def _is_pair(given: Any) -> bool:
 
 def _numbers(given: Any, name: str) -> Tensor:
     if isinstance(given, Tensor):
+        check_holds_numbers(given, name)
+        if given.layout != torch.strided:
+            raise ValueError(f"{name} is sparse: give it dense, as {name.rpartition(' ')[2]}.to_dense()")
         return given
     array = np.require(given, requirements=["C", "W"])  # those of pandas can be read-only
     if array.dtype.kind not in "biuf":
@@ -163,7 +167,8 @@ def _numbers(given: Any, name: str) -> Tensor:
             f"{name} holds {array.dtype}, not numbers: number categories, e.g. by pandas.factorize(...)[0] or "
             "numpy.unique(..., return_inverse=True)[1]"
         )
-    return torch.from_numpy(array)
+    is_large_unsigned = array.dtype.kind == "u" and array.itemsize > 1  # PyTorch can do little with these
+    return torch.from_numpy(array.astype(np.int64) if is_large_unsigned else array)
 
 
 def pair_of(name: str, given: Any) -> tuple[Tensor, Tensor]:

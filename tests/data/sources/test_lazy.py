@@ -50,13 +50,25 @@ def test_a_shard(shard: Path) -> None:
     ("change", "message"),
     [
         ({"offsets": np.array([0, 5, 5, 35])}, "offsets.npy must ascend from 0 to the 35 examples"),
-        ({"y": np.zeros(34)}, "y.npy has 34 rows for 35 of x.npy"),
+        ({"offsets": np.array([0, 20, 10, 35], np.uint64)}, "offsets.npy must ascend from 0 to the 35 examples"),
+        ({"offsets": np.array([[0, 35]])}, "offsets.npy must ascend from 0 to the 35 examples"),
+        ({"offsets": np.array([0.0, 20.5, 35.0])}, r"offsets\.npy cannot be read .*float64.*whole numbers of int64"),
+        ({"y": np.zeros(34, int)}, "y.npy has 34 rows for 35 of x.npy"),
+        ({"y": np.full(35, 1.7)}, r"y\.npy cannot be read .*it holds float64 of shape \(35,\).*whole numbers of int64"),
+        ({"y": np.array(["0"] * 35)}, r"y\.npy cannot be read .*it holds <U1"),
+        ({"x": np.full((35, 4), 1j)}, r"x\.npy cannot be read .*it holds complex128"),
+        ({"x": b""}, r"x\.npy cannot be read .*EOFError"),
+        ({"x": b"\x93NUMPY\x01\x00v\x00"}, r"x\.npy cannot be read .*header"),
+        ({"x": b"hello"}, r"x\.npy cannot be read \(((?!trust).)*\): it is damaged, or does not hold numbers"),
     ],
     ids=str,
 )
 def test_a_shard_that_does_not_fit(change, message: str, shard: Path) -> None:
     for name, value in change.items():
-        np.save(shard / f"{name}.npy", value)
+        if isinstance(value, bytes):
+            (shard / f"{name}.npy").write_bytes(value)
+        else:
+            np.save(shard / f"{name}.npy", value)
     with pytest.raises(ValueError, match=message):
         module(ShardSource(str(shard), num_classes=3), shard)
 
@@ -133,3 +145,9 @@ def test_names_of_a_million() -> None:
     assert names[5:7] == ("client-000005", "client-000006")
     with pytest.raises(IndexError):
         names[1_000_000]
+
+
+def test_a_missing_file_of_a_shard_is_named(shard: Path) -> None:
+    (shard / "y.npy").unlink()
+    with pytest.raises(FileNotFoundError, match=r"there is no .*y\.npy; expected classes, whole numbers of int64"):
+        module(ShardSource(str(shard), num_classes=3), shard)
