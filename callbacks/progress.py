@@ -12,6 +12,7 @@ from fl_lightning.round.metrics import client_values
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Stage
 from fl_lightning.run.callback import Callback, Trainer
+from fl_lightning.terminal import plain_text
 
 from .result_table import client_table, evaluation_table, further_tables, next_steps, number, result_table, test_metric
 
@@ -59,12 +60,13 @@ class RoundProgressBar(Callback):
         if trainer.fabric.is_global_zero and self.console.is_terminal:
             rounds = f"round {{task.completed:>{len(str(trainer.num_rounds))}.0f}}/{{task.total:.0f}}"
             self._bar = Progress(
-                TextColumn(rounds, table_column=Column(no_wrap=True)),
+                TextColumn(rounds, markup=False, table_column=Column(no_wrap=True)),
                 BarColumn(bar_width=20 if self.console.width >= _WIDE else 8),
                 TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
-                TextColumn("left  {task.fields[monitored]}", table_column=Column(no_wrap=True)),
+                TextColumn("left  {task.fields[monitored]}", markup=False, table_column=Column(no_wrap=True)),
                 TextColumn(
                     "{task.fields[figures]}{task.description}",
+                    markup=False,
                     table_column=Column(ratio=1, no_wrap=True, overflow="crop"),  # an ASCII terminal has no ellipsis
                 ),
                 console=self.console,
@@ -155,6 +157,7 @@ class RoundProgressBar(Callback):
 
     def _show(self, what: RenderableType, *, highlight: bool = True, soft_wrap: bool = False) -> None:
         """Print; characters that the terminal does not support are shown as escapes."""
+        what = plain_text(what) if isinstance(what, str) else what
         try:
             self.console.print(what, highlight=highlight, soft_wrap=soft_wrap)
         except UnicodeEncodeError as error:

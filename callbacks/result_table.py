@@ -7,18 +7,18 @@ from shlex import quote
 
 from rich import box
 from rich.filesize import decimal
-from rich.table import Table
 
 from fl_lightning.run import result as run_result
 from fl_lightning.run.callback import Trainer
 from fl_lightning.run.curve import SIGNS
 from fl_lightning.run.tables import by_group, models_and_data
+from fl_lightning.terminal import PlainTable
 
 #: Descriptions of models by the prefixes of their metrics; other models are named by the prefix itself.
 _MODELS = {"gen/": "generated model", "unseen/": "unseen clients", "unseen/gen/": "unseen clients, generated"}
 
 
-def result_table(trainer: Trainer, clients: Sequence[Sequence[float]]) -> Table:
+def result_table(trainer: Trainer, clients: Sequence[Sequence[float]]) -> PlainTable:
     """The results of a run.
 
     Args:
@@ -36,7 +36,7 @@ def result_table(trainer: Trainer, clients: Sequence[Sequence[float]]) -> Table:
     return table
 
 
-def further_tables(trainer: Trainer) -> list[Table]:
+def further_tables(trainer: Trainer) -> list[PlainTable]:
     """Models on local and on global data, and metrics by class and by degree, as far as they were measured."""
     result, names = trainer.run.selection.result, getattr(trainer.datamodule, "class_names", None)  # unknown of sites
     tables = []
@@ -139,7 +139,7 @@ def number(value: float) -> str:
 _WAYS = {"up": "up", "down": "down", "peer": "between clients"}
 
 
-def client_table(trainer: Trainer, clients: Sequence[Sequence[float]], num_rows: int) -> Table:
+def client_table(trainer: Trainer, clients: Sequence[Sequence[float]], num_rows: int) -> PlainTable:
     """The worst clients at the best round; ``clients`` as in :func:`result_table`."""
     table = _new_table(f"Worst {min(num_rows, len(clients))} of {len(clients)} clients")
     table.add_column("client", style="bold")
@@ -152,7 +152,7 @@ def client_table(trainer: Trainer, clients: Sequence[Sequence[float]], num_rows:
     return table
 
 
-def evaluation_table(trainer: Trainer, metrics: Mapping[str, float]) -> Table:
+def evaluation_table(trainer: Trainer, metrics: Mapping[str, float]) -> PlainTable:
     """The metrics of ``validate`` or ``test``."""
     run = trainer.run
     table = _new_table(f"{type(run.strategy).__name__} after {run.round_idx} rounds: {run.folder}")
@@ -189,8 +189,8 @@ def ranked(trainer: Trainer, clients: Sequence[Sequence[float]]) -> list[Sequenc
     return sorted((row for row in clients if row[2] == row[2]), key=lambda row: trainer.run.selection.sign * row[2])
 
 
-def _new_table(title: str) -> Table:
-    return Table(
+def _new_table(title: str) -> PlainTable:
+    return PlainTable(
         title=title,
         title_justify="left",
         title_style="bold",

@@ -6,6 +6,7 @@ Nothing here imports torch or anything else that would delay the report of a mis
 import difflib
 import os
 import sys
+import unicodedata
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any, NoReturn
 
 from fl_lightning.yaml_input import WrongYaml, read_yaml
 
+#: Line breaks, and what joins and separates letters.
+_KEPT = "\n\u200c\u200d"
 #: What the name of a configuration of the package begins with.
 SHIPPED = "fl://"
 
@@ -84,9 +87,24 @@ def predicts_new_data(words: Sequence[str]) -> bool:
     return words[0] == "predict" and len(words) > 1 and not words[1].startswith("-")
 
 
+def printable(text: str) -> str:
+    r"""A text whose characters only stand for themselves: those that steer a terminal are written as escapes.
+
+    Example:
+        >>> printable("a" + chr(27) + "[31m")
+        'a\\x1b[31m'
+    """
+    return "".join(map(_escaped, text))
+
+
+def _escaped(char: str) -> str:
+    is_kept = char in _KEPT or unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Zl", "Zp")
+    return char if is_kept else char.encode("unicode_escape").decode()
+
+
 def fail(message: str, code: int = 2) -> NoReturn:
     """End the program with a one-line message; exit code 2 stands for a mistake of the user."""
-    sys.stderr.write(f"fl-train: error: {' '.join(message.split())}\n")
+    sys.stderr.write(f"fl-train: error: {printable(' '.join(message.split()))}\n")
     raise SystemExit(code)
 
 

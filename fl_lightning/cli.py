@@ -13,7 +13,7 @@ from jsonargparse import DefaultHelpFormatter, _typehints
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from rich.console import Console
 
-from fl_lightning.arguments import DESCRIPTION, TRAINER_VERBS, fail, options, settings_in
+from fl_lightning.arguments import DESCRIPTION, TRAINER_VERBS, fail, options, printable, settings_in
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.models import GCN
 from fl_lightning.models.plain_inputs import takes_widths_by_name
@@ -26,6 +26,7 @@ from fl_lightning.run.failures import ClientFailure, TooFewUpdates
 from fl_lightning.run.predictions import Predicted, write_predictions
 from fl_lightning.run.settings import LARGEST_SEED
 from fl_lightning.strategies import Strategy
+from fl_lightning.terminal import plain_text
 from fl_lightning.trainer import FederatedTrainer
 from fl_lightning.yaml_input import use_in_parsers
 
@@ -251,13 +252,13 @@ class FederatedCLI(LightningCLI):
                     for client, predicted_NK in predictions.items()
                 ),
             )
-            Console().print(f"{sum(map(len, predictions.values()))} predictions in {path}")
+            Console().print(plain_text(f"{sum(map(len, predictions.values()))} predictions in {path}"), soft_wrap=True)
 
 
 def main(args: list[str] | None = None) -> int:
     """Entry point of ``fl-train``; returns the exit code (128 + signal number if a signal ended the run)."""
     keep_freed_memory()
-    warnings.formatwarning = lambda message, *_, **__: f"fl-train: warning: {message}\n"
+    warnings.formatwarning = lambda message, *_, **__: printable(f"fl-train: warning: {message}\n")
     cli = FederatedCLI(args)
     trainer: FederatedTrainer = cli.trainer  # type: ignore[assignment]
     received = trainer.run.interruption.received if trainer.has_run else None

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fl_lightning.arguments import fail
+from fl_lightning.arguments import fail, printable
 from fl_lightning.extras import require
 from fl_lightning.yaml_input import parse_yaml
 
@@ -142,5 +142,5 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
+    sys.stdout.write(f"{printable(line)}\n")
     sys.stdout.flush()

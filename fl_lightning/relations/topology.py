@@ -1,8 +1,11 @@
 """Topologies of decentralized training: connected, undirected graphs over the clients."""
 
+import bz2
+import gzip
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -192,10 +195,26 @@ class EdgeListFile(Topology):
         """Read the edges."""
         import networkx as nx
 
-        graph = nx.read_edgelist(self.path, nodetype=int, data=False)
+        graph: nx.Graph = nx.Graph()
+        graph.add_edges_from(self._edges())
         strangers = set(graph.nodes) - set(range(num_clients))
         if strangers:
             raise ValueError(f"{self.path} names clients {sorted(strangers)}, but there are {num_clients} from 0 on")
         graph.add_nodes_from(range(num_clients))
         graph.remove_edges_from(list(nx.selfloop_edges(graph)))
         return graph
+
+    def _edges(self) -> Iterator[tuple[int, int]]:
+        """The pairs of the file; what follows on a line, as networkx writes it, and comments (#) are left out."""
+        opened: Any = {".gz": gzip.open, ".bz2": bz2.open}.get(Path(self.path).suffix, open)
+        with opened(self.path, "rt", encoding="utf-8", errors="backslashreplace") as file:
+            for number, line in enumerate(file, start=1):
+                words = line.partition("#")[0].split()
+                if not words:
+                    continue
+                if len(words) < 2 or not all(word.isascii() and word.isdigit() for word in words[:2]):
+                    raise ValueError(
+                        f"{self.path}, line {number}: {' '.join(words)[:40]!r} has not the numbers of two clients: "
+                        "write them as 0 1"
+                    )
+                yield int(words[0]), int(words[1])

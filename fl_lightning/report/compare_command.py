@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 
 import fl_lightning.report
+from fl_lightning.arguments import printable
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -24,13 +25,15 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     from rich.console import Console
 
+    from fl_lightning.terminal import plain_text
+
     try:
         comparison = fl_lightning.report.compare(given.runs, reference=given.reference)
         page = comparison.write(given.output)
     except (ValueError, OSError) as error:
-        sys.stderr.write(f"fl-train compare: error: {error}\n")
+        sys.stderr.write(printable(f"fl-train compare: error: {error}\n"))
         return 2
     console = Console()
     console.print(comparison)
-    console.print(str(page), highlight=False, soft_wrap=True)
+    console.print(plain_text(page), soft_wrap=True)
     return 0

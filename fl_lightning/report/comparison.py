@@ -4,7 +4,7 @@ import html
 from pathlib import Path
 
 from rich.console import Group
-from rich.table import Table as RichTable
+from rich.text import Text
 
 from fl_lightning.report.compared import Compared
 from fl_lightning.report.comparison_page import document
@@ -12,6 +12,7 @@ from fl_lightning.report.comparison_tables import gaps_table, rich_table, settin
 from fl_lightning.report.configurations import UNSET
 from fl_lightning.report.document import Document
 from fl_lightning.report.wording import count
+from fl_lightning.terminal import PlainTable, plain_text
 
 
 class Comparison(Compared):
@@ -19,12 +20,14 @@ class Comparison(Compared):
 
     def __rich__(self) -> Group:
         """Tables for a terminal."""
-        tables: list[RichTable | str] = []
+        tables: list[PlainTable | Text] = []
         if len(self.settings):
             tables.append(rich_table("Settings that differ", settings_table(self.settings, self.labels, shared=True)))
         if lone := sum((self.settings == UNSET).any(axis=1)):
             tables.append(
-                f"(and {count(int(lone), 'setting')} that not every configuration has: they are on the page)\n"
+                plain_text(
+                    f"(and {count(int(lone), 'setting')} that not every configuration has: they are on the page)\n"
+                )
             )
         tables.append(
             rich_table(
@@ -38,7 +41,7 @@ class Comparison(Compared):
             if len(self.clients):
                 paired = gaps_table(self.over_clients)
                 tables.append(rich_table(f"Differences from {self.reference}, paired over clients", paired))
-        return Group(*tables, *([self.verdict] if self.others else []), *self.notes)
+        return Group(*tables, *map(plain_text, [*([self.verdict] if self.others else []), *self.notes]))
 
     def _repr_html_(self) -> str:
         """The page in a frame, for notebooks."""

@@ -7,12 +7,12 @@ from typing import Any
 
 import pandas as pd
 from rich import box
-from rich.table import Table as RichTable
 
 from fl_lightning.report.configurations import UNSET
 from fl_lightning.report.figures import Table
 from fl_lightning.report.wording import duration, number, setting, signed, size
 from fl_lightning.run.curve import SIGNS
+from fl_lightning.terminal import PlainTable
 
 #: Cells up to this many characters are not broken in a terminal; labels and long values are.
 _SHORT = 20
@@ -58,10 +58,10 @@ def gaps_table(gaps: pd.DataFrame) -> Table:
     return Table(title=f"Paired over {what}", columns=columns, rows=rows)
 
 
-def rich_table(title: str, table: Table) -> RichTable:
+def rich_table(title: str, table: Table) -> PlainTable:
     """A table for a terminal."""
     style = {"title_justify": "left", "title_style": "bold", "padding": (0, 1, 0, 0)}
-    drawn = RichTable(title=title, box=box.SIMPLE_HEAD, **style)  # type: ignore[arg-type]
+    drawn = PlainTable(title=title, box=box.SIMPLE_HEAD, **style)  # type: ignore[arg-type]
     for index, column in enumerate(table.columns):
         longest = max((len(row[index]) for row in table.rows), default=0)
         is_short = index > 0 and longest <= _SHORT

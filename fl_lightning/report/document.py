@@ -102,7 +102,7 @@ class Document:
             CannotWrite: The disk is full, the folder read-only, ...
         """
         with whole_file(path) as temporary:
-            temporary.write_text(self.html(), encoding="utf-8")
+            temporary.write_text(self.html(), encoding="utf-8", errors="backslashreplace")  # of half a character
         return path
 
 

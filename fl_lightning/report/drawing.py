@@ -10,7 +10,9 @@ from typing import Any
 import matplotlib
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
+from fl_lightning.arguments import printable
 from fl_lightning.report.theme import inline, stand_in
 from fl_lightning.report.wording import short_names
 
@@ -50,6 +52,8 @@ class Drawing:
 
     def _finish(self, figure: Figure, alt: str) -> str:
         self.count += 1
+        for each in figure.findobj(Text):
+            each.set_text(printable(each.get_text()))
         text = io.StringIO()
         FigureCanvasSVG(figure).print_svg(text, metadata={"Date": None})  # type: ignore[no-untyped-call]
         return inline(text.getvalue(), f"p{self.count}", escape(alt, quote=False))

@@ -170,6 +170,7 @@ def read(folder: Path, *, result: Mapping[str, Any] | None = None) -> Recorded:
     if not any((folder / name).is_file() for name in names):
         raise ValueError(f"{folder} is not the folder of a run: it has none of {', '.join(names)}")
     with telling(folder):
+        _check_links(folder)
         rounds, history = _read_rounds(folder / "metrics.csv")
         came_to = _read_result(folder / "result.json") if result is None else result
         named = str(came_to.get("config") or "config.yaml")
@@ -212,6 +213,14 @@ def text_of(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is damaged: byte {error.start} is not UTF-8") from error
+
+
+def _check_links(folder: Path) -> None:
+    """Refuse a folder with a link to a file outside, which the page would show."""
+    for path in folder.iterdir():
+        is_read = path.suffix in (".csv", ".json", ".yaml")
+        if is_read and path.is_symlink() and path.is_file() and not path.resolve().is_relative_to(folder.resolve()):
+            raise ValueError(f"{path} is a link to a file outside the run's folder: replace it by the file")
 
 
 def is_run(folder: Path) -> bool:

@@ -271,6 +271,13 @@ class RunRecord:
             raise ValueError(
                 f"{path} is damaged (training: there are {len(record.names)} clients): train the run again"
             )
+        for number, graph in enumerate(record.graphs):
+            places = {place for edge in graph.edges for place in edge}
+            if len(graph.kinds) != graph.num_nodes or not places <= set(range(len(graph.kinds))):
+                raise ValueError(
+                    f"{path} is damaged (graphs.{number}: it has {graph.num_nodes} nodes and {len(graph.kinds)} kinds, "
+                    "or an edge of other nodes): train the run again"
+                )
         return record
 
 

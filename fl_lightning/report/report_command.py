@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 
 import fl_lightning.report
+from fl_lightning.arguments import printable
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -20,8 +21,8 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     try:
         for folder in fl_lightning.report.folders(given.runs):
-            print(fl_lightning.report.write(folder, against=given.against))
+            print(printable(str(fl_lightning.report.write(folder, against=given.against))))
     except (ValueError, OSError) as error:
-        sys.stderr.write(f"fl-train report: error: {error}\n")
+        sys.stderr.write(printable(f"fl-train report: error: {error}\n"))
         return 2
     return 0

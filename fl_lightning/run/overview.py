@@ -3,15 +3,15 @@
 from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.table import Table
 
 from fl_lightning.run.assembly import Run
+from fl_lightning.terminal import PlainTable
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-def table(trainer: Any, run: Run | None) -> Table:
+def table(trainer: Any, run: Run | None) -> PlainTable:
     """A trainer's settings, or the results of its run."""
     rows: dict[str, Any] = {
         "num_rounds": trainer.num_rounds,
@@ -22,7 +22,7 @@ def table(trainer: Any, run: Run | None) -> Table:
         result = run.selection.result
         chosen = {name: f"{value:.4g}" for name, value in result.items() if f"{name}_weighted" in result}
         rows = {"rounds": run.round_idx, **chosen, "folder": run.folder}
-    made = Table(title="FederatedTrainer" if run is None else type(run.strategy).__name__, box=box.SIMPLE)
+    made = PlainTable(title="FederatedTrainer" if run is None else type(run.strategy).__name__, box=box.SIMPLE)
     made.add_column("")
     made.add_column("", justify="right")
     for row in rows.items():

@@ -53,7 +53,10 @@ def write_predictions(path: Path, clients: Iterable[Predicted], *, secret: bool 
     """
     clients = list(clients)
     has_names = any(each.names.names is not None for each in clients)
-    with whole_file(path, secret=secret) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+    with (
+        whole_file(path, secret=secret) as temporary,
+        temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file,  # of half a character
+    ):
         writer = csv.writer(file)
         for i, each in enumerate(clients):
             if i == 0:

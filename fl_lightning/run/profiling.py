@@ -13,10 +13,10 @@ from pathlib import Path
 
 import torch
 from rich import box
-from rich.table import Table
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from fl_lightning.run.folder import whole_file
+from fl_lightning.terminal import PlainTable
 
 #: The parts of a round, in the order of the table.
 PARTS = ("clients", "payloads", "server", "evaluation", "logging", "checkpoint")
@@ -53,9 +53,9 @@ class RoundClock:
         rounds, total = max(1, self.num_rounds), max(self.total, 1e-9)
         return [(name, 1000 * seconds / rounds, seconds / total) for name, seconds in parts.items()]
 
-    def table(self) -> Table:
+    def table(self) -> PlainTable:
         """The rows for a terminal."""
-        table = Table(title=f"Where {self.num_rounds} rounds went", box=box.SIMPLE, padding=(0, 1, 0, 0))
+        table = PlainTable(title=f"Where {self.num_rounds} rounds went", box=box.SIMPLE, padding=(0, 1, 0, 0))
         table.add_column("part", style="bold")
         table.add_column("ms a round", justify="right")
         table.add_column("share", justify="right")

@@ -14,9 +14,8 @@ from typing import NoReturn
 
 import pandas as pd
 from rich.console import Console
-from rich.table import Table
 
-from fl_lightning.arguments import fail
+from fl_lightning.arguments import fail, printable
 from fl_lightning.extras import require
 from fl_lightning.run.version import sources
 from fl_lightning.study.cluster import KINDS, Cluster
@@ -29,6 +28,7 @@ from fl_lightning.study.schema import WrongStudy
 from fl_lightning.study.single import check, sweep, train_run
 from fl_lightning.study.store import Record, Store
 from fl_lightning.study.table import for_terminal, leaderboard, markdown, tidy, what_was_run, write_csv
+from fl_lightning.terminal import PlainTable, plain_text
 
 _DESCRIPTION = """Run methods × cases × seeds with equal tuning, in parallel; nothing is trained twice.
 
@@ -194,7 +194,7 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
+    sys.stdout.write(f"{printable(line)}\n")
     sys.stdout.flush()
 
 
@@ -210,7 +210,7 @@ def _write(study: Study) -> pd.DataFrame:
 def _status(study: Study, options: argparse.Namespace) -> int:
     store = Store(study.results)
     progress = Progress(study, store)
-    shown = Table("method", "done", "failed", "stale", "missing", "of", title=f"{study.title} ({study.results})")
+    shown = PlainTable("method", "done", "failed", "stale", "missing", "of", title=f"{study.title} ({study.results})")
     runner = Runner(study, store, say=_say)
     present: list[Record] = []
     for method in study.methods:
@@ -342,7 +342,7 @@ def _table(study: Study, options: argparse.Namespace) -> int:
     for part in for_terminal(shown, "method", title=study.title, width=console.width):
         console.print(part)
     if meaning := legend(table, plain=plain):
-        console.print(meaning, highlight=False)
+        console.print(plain_text(meaning))
     if lacking:
         _say(f"nothing was run yet of {'; '.join(lacking)}")
     return 0

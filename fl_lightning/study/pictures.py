@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -33,11 +34,12 @@ def draw(progress: Progress, table: pd.DataFrame, folder: Path) -> list[str]:
     }
     drawn = []
     for name, picture in progress.study.pictures.items():
-        figure = kinds[picture.kind](progress, table, picture)
-        if figure is not None:
-            with whole_file(folder / f"{name}.png") as temporary:
-                figure.savefig(temporary, dpi=130)
-            drawn.append(f"{name}.png")
+        with matplotlib.rc_context({"text.parse_math": False}):  # names are names, with a $ in them too
+            figure = kinds[picture.kind](progress, table, picture)
+            if figure is not None:
+                with whole_file(folder / f"{name}.png") as temporary:
+                    figure.savefig(temporary, dpi=130)
+                drawn.append(f"{name}.png")
     return drawn
 
 

@@ -116,11 +116,13 @@ class Store:
     def known_sources(self) -> dict[str, dict[str, str]]:
         """The digest of each source file, by the digest of all."""
         try:
-            result: dict[str, dict[str, str]] = json.loads(self.sources.read_text()) if self.sources.exists() else {}
+            result: Any = json.loads(self.sources.read_text()) if self.sources.exists() else {}
         except ValueError:
-            result = {}
-            self.damaged.append(f"{self.sources.name} as a whole")
-        return result
+            result = None
+        if isinstance(result, dict):
+            return result
+        self.damaged.append(f"{self.sources.name} as a whole")
+        return {}
 
     def keep_sources(self, digest: str, files: Mapping[str, str]) -> None:
         """Record the sources that belong to a digest."""
@@ -190,8 +192,9 @@ class Store:
             if sealed is None and known is None:
                 known = self._known_checksums()
             is_whole = _checksum(content) == sealed[2].decode() if sealed else _checksum(line) in (known or {})
-            if is_whole:
-                yield json.loads(content)
+            record = json.loads(content) if is_whole and _is_record(content) else {}
+            if {"key", *(["rounds"] if path == self.rounds else [])} <= set(record):
+                yield record
             elif not start:
                 self.damaged.append(f"{path.name}, line {number}")
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from rich.table import Table
 
 from fl_lightning.direction import direction_of
 from fl_lightning.run.curve import AT_EDGE
@@ -17,6 +16,7 @@ from fl_lightning.study.definition import Study
 from fl_lightning.study.marks import COLUMNS, columns_of
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.store import Record, Rounds, is_less_better
+from fl_lightning.terminal import PlainTable
 
 #: Minimum width of a terminal column into which a case's name is wrapped.
 _NARROW_HEAD = 12
@@ -216,7 +216,7 @@ def markdown(table: pd.DataFrame, first: str) -> str:
     return "\n".join(lines)
 
 
-def for_terminal(table: pd.DataFrame, first: str, *, title: str, width: int) -> Iterator[Table]:
+def for_terminal(table: pd.DataFrame, first: str, *, title: str, width: int) -> Iterator[PlainTable]:
     """A text table, in several parts if its columns do not fit side by side in the given width."""
     names = list(map(str, table.index))
     space = left = width - max(map(len, (first, *names))) - 4  # the edges of a table; those of a column take three
@@ -231,7 +231,7 @@ def for_terminal(table: pd.DataFrame, first: str, *, title: str, width: int) -> 
         parts[-1].append(("\n".join(head), cells))
         left -= needed
     for number, part in enumerate(parts):
-        shown = Table(first, title="" if number else title)
+        shown = PlainTable(first, title="" if number else title)
         for head_of_column, _ in part:
             shown.add_column(head_of_column, no_wrap=True)
         for row in zip(names, *(cells for _, cells in part), strict=True):

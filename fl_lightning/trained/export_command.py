@@ -5,6 +5,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from fl_lightning.arguments import printable
+
 
 def main(arguments: Sequence[str]) -> int:
     """Run the verb; returns the exit code, 2 for a mistake of the user's."""
@@ -26,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
         run = load_run(given.run, checkpoint=given.checkpoint)
         loader = export(run, given.client, Path(given.to))
     except (ValueError, OSError) as error:
-        sys.stderr.write(f"fl-train export: error: {error}\n")
+        sys.stderr.write(printable(f"fl-train export: error: {error}\n"))
         return 2
     print(f"{given.to}, which {loader} loads: {run.strategy} after round {run.round_idx}")
     return 0

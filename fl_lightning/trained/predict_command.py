@@ -5,6 +5,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from fl_lightning.arguments import printable
+
 
 def main(arguments: Sequence[str]) -> int:
     """Run the verb; returns the exit code, 2 for a mistake of the user's."""
@@ -34,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
         predicted = run.predict(data, given.client, num_finetune_epochs=given.finetune)
         run.write_predictions(Path(given.to), data, predicted)
     except (ValueError, OSError) as error:
-        sys.stderr.write(f"fl-train predict: error: {error}\n")
+        sys.stderr.write(printable(f"fl-train predict: error: {error}\n"))
         return 2
     print(f"{len(predicted)} predictions in {given.to}: {run.strategy} after round {run.round_idx}")
     return 0

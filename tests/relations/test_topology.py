@@ -1,3 +1,4 @@
+import gzip
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,18 @@ def test_file_and_its_mistakes(tmp_path: Path) -> None:
         EdgeListFile(str(path))(4, 0)
     with pytest.raises(ValueError, match="is not a file"):
         EdgeListFile(str(tmp_path / "missing.txt"))
+    path.write_text("# of networkx\n0 1 {}\n\n1 2 {'weight': 3}  # far\n")
+    assert int(EdgeListFile(str(path))(3, 0).sum()) == 4
+    (tmp_path / "edges.txt.gz").write_bytes(gzip.compress(path.read_bytes()))
+    assert int(EdgeListFile(str(tmp_path / "edges.txt.gz"))(3, 0).sum()) == 4
+
+
+@pytest.mark.parametrize("line", [b"a b", b"1.5 2", b"-1 2", b"1", b"\xff\xfe 1", "1 \u00b2".encode()])
+def test_lines_that_are_no_edges_are_named(line: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "edges.txt"
+    path.write_bytes(b"0 1\n" + line)
+    with pytest.raises(ValueError, match=r"edges\.txt, line 2: .* has not the numbers of two clients"):
+        EdgeListFile(str(path))(3, 0)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import pytest
 from run_folders import record, write_run
 
@@ -62,6 +63,8 @@ def test_a_damaged_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], name
         {"points": {"round": 0, "x": [1.0], "y": [], "client": [7], "label": [], "explained": [], "total": 1}},
         {"partition": {"columns": ["a"], "rows": [[1, 2, 3]], "labels": [[1]], "heterogeneity": None}},
         {"mode": "best"},
+        {"graphs": [{"client": 0, "num_nodes": 10**9, "edges": [[0, 1]], "kinds": [0], "target": "x"}]},
+        {"graphs": [{"client": 0, "num_nodes": 1, "edges": [[0, 10**9]], "kinds": [0], "target": "x"}]},
         {"more": 1},
     ],
 )
@@ -88,6 +91,32 @@ def test_nothing_outside_of_the_folder_gets_into_the_page(tmp_path: Path, config
     page = write(folder).read_text()
     assert "secret_setting" not in page
     assert "root:" not in page
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_links_to_files_outside_of_the_folder_are_not_followed(tmp_path: Path, name: str, capsys: Any) -> None:
+    folder = write_run(tmp_path / "run" / "version_0")
+    (folder.parent / "secret").write_text("secret_setting: 7\n")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(folder.parent / "secret")
+    with pytest.raises(ValueError, match=rf"{name} is a link to a file outside the run's folder: replace it"):
+        write(folder)
+    assert is_told(folder, capsys)
+
+
+def test_a_page_is_drawn_as_the_package_says(tmp_path: Path) -> None:
+    """A file matplotlibrc in the current folder sets what pages do not follow, such as to run LaTeX."""
+    folder = write_run(tmp_path / "run" / "version_0")
+    expected = write(folder).read_text()
+    with matplotlib.rc_context({"text.usetex": True, "lines.linewidth": 9, "figure.dpi": 30}):
+        assert write(folder).read_text() == expected
+
+
+def test_half_a_character_is_written_as_an_escape(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run" / "version_0")
+    result = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps({**result, "strategy": "odd\ud800"}))
+    assert "odd\\ud800" in write(folder).read_text()
 
 
 def test_a_dollar_in_a_name_is_a_dollar(tmp_path: Path) -> None:

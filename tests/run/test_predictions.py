@@ -163,12 +163,12 @@ def test_a_site_writes_the_same_file(make_trainer, tmp_path) -> None:
 
 def test_classes_without_names_have_numbers(tmp_path) -> None:
     data = wards(tmp_path)
-    own = UserNames(number_N=torch.arange(60), class_names=("sick",))
+    own = UserNames(number_N=torch.arange(60), class_names=("sick", "\ud800"))
     output_NK = torch.tensor([0.2, 0.7, 0.1]).expand(60, 3)
     write_predictions(
         tmp_path / "p.csv", [Predicted(task=data.task, client_data=data.clients[0], names=own, output_NK=output_NK)]
     )
     rows = rows_of(tmp_path / "p.csv")
-    assert list(rows[0])[-3:] == ["probability_sick", "probability_1", "probability_2"]
-    assert {row["prediction"] for row in rows} == {"1"}
-    assert {row["label"] for row in rows} <= {"sick", "1", "2", ""}
+    assert list(rows[0])[-3:] == ["probability_sick", "probability_\\ud800", "probability_2"]
+    assert {row["prediction"] for row in rows} == {"\\ud800"}
+    assert {row["label"] for row in rows} <= {"sick", "\\ud800", "2", ""}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fl_lightning.run.folder import CannotWrite
-from fl_lightning.study.store import Store
+from fl_lightning.study.store import Store, _sealed
 
 
 def test_the_newest_record_of_a_key_counts(tmp_path: Path) -> None:
@@ -84,6 +84,18 @@ def test_what_is_not_what_was_written_is_set_aside_and_named(tmp_path: Path) -> 
     store.runs.write_bytes(whole)
     assert set(store.records()) == {"a", "b", "c"}
     assert store.damaged == []
+
+
+def test_sealed_lines_that_are_no_records_are_set_aside(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.add({"key": "a"}, {"round": [0.0]})
+    for path, forged in ((store.runs, {"method": "m"}), (store.rounds, {"key": "b"})):
+        path.write_bytes(path.read_bytes() + _sealed(forged) + b"\n")
+    assert set(store.records()) == set(store.history()) == {"a"}
+    assert store.damaged == ["runs.jsonl, line 2", "history.jsonl, line 2"]
+    store.sources.write_text("[1]")
+    assert store.known_sources() == {}
+    assert store.damaged[-1] == "sources.json as a whole"
 
 
 def test_older_lines_count_once_they_are_sealed(tmp_path: Path) -> None:

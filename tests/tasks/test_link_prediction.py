@@ -182,7 +182,7 @@ def test_links_between_clients_are_found_and_said(make_trainer, tmp_path) -> Non
     said = json.loads((trainer.run.folder / "result.json").read_text())["candidates"]
     assert said == data.task.notes["candidates"]
     assert "of an own node with one of another client" in said
-    names, values = (list(column.cells) for column in result_table(trainer, []).columns)
+    names, values = ([str(cell) for cell in column.cells] for column in result_table(trainer, []).columns)
     assert values[names.index("candidates")] == said
     assert names[names.index("test/auroc") + 1] == "  worst client", "rows beneath a metric are of that metric"
     assert names.index("test/acc") > names.index("  per-client model selection")

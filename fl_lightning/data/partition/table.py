@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 from rich import box
-from rich.table import Table
 
+from fl_lightning.arguments import printable
 from fl_lightning.batches.client_data import ClientData
 from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.batches.graph_sets import ClientGraphs
@@ -27,6 +27,7 @@ from fl_lightning.data.partition.heterogeneity import (
 from fl_lightning.data.partition.link_statistics import LinkStatistics, link_rows
 from fl_lightning.data.partition.pictures import clients_down, draw_labels, draw_spread
 from fl_lightning.data.preparation import Dropped
+from fl_lightning.terminal import PlainTable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,7 +237,7 @@ class PartitionTable:
         The latter also has the heterogeneity, the non-IIDness and how many nodes, edges and classes were dropped. Where
         ``data.heterogeneity`` changes clients, the last column has the kinds that change each.
         """
-        with Path(path).open("w", newline="") as file:
+        with Path(path).open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
             writer = csv.writer(file)
             names = ["heterogeneity", "non_iidness", "nodes_dropped", "edges_dropped", "classes_dropped"]
             writer.writerow([*self.columns, *names, *(["simulated"] if self.simulated else [])])
@@ -249,7 +250,7 @@ class PartitionTable:
         """What changes a client, in one cell; no cell where nothing is simulated."""
         return ["; ".join(kind for kind, names in self.simulated if client in names)] if self.simulated else []
 
-    def rich_table(self) -> Table:
+    def rich_table(self) -> PlainTable:
         """Return the table for a terminal."""
         unlikeness = {"heterogeneity": self.heterogeneity, "non-IIDness": self.non_iidness}
         caption = ", ".join(f"{name} {value:.3f}" for name, value in unlikeness.items() if not math.isnan(value))
@@ -258,7 +259,7 @@ class PartitionTable:
             caption += f"\noutside the largest component, dropped: {nodes:,} nodes, {edges:,} edges, {classes} classes"
         for kind, names in self.simulated:
             caption += f"\nsimulated: {kind} at {len(names)} of {len(self.rows)} clients ({', '.join(names) or 'none'})"
-        table = Table(
+        table = PlainTable(
             title=f"{len(self.rows)} clients",
             caption=caption,
             show_footer=True,
@@ -289,12 +290,19 @@ class PartitionTable:
         Raises:
             ValueError: There is neither: the clients' task is a regression, and they do not hold many graphs.
         """
+        import matplotlib
+
+        with matplotlib.rc_context({"text.parse_math": False}):  # names are names, with a $ in them too
+            self._plot_labels(path)
+
+    def _plot_labels(self, path: str | Path) -> None:
         from matplotlib.figure import Figure
 
         if not self.label_counts and not self.spreads:
             raise ValueError("there are no labels to draw: the clients' task is a regression (leave --picture out)")
         num_classes = len(self.label_counts[0]) if self.label_counts else 0
-        names = [str(k) if k >= len(self.class_names) else self.class_names[k] for k in range(num_classes)]
+        names = [str(k) if k >= len(self.class_names) else printable(self.class_names[k]) for k in range(num_classes)]
+        clients = [printable(row.client) for row in self.rows]
         longest = max(map(len, names), default=0)
         legend_columns = -(-num_classes // 20)
         legend_rows = -(-num_classes // legend_columns) if num_classes else 0
@@ -305,10 +313,10 @@ class PartitionTable:
         (every,) = figure.subplots(1, panels, squeeze=False, sharey=True)
         for axes, (what, five_numbers) in zip(every[bool(num_classes) :], self.spreads.items(), strict=True):
             draw_spread(axes, five_numbers, what)
-            clients_down(axes, [row.client for row in self.rows])
+            clients_down(axes, clients)
         if num_classes:
             draw_labels(every[0], self.label_counts, names, self.columns[1].removeprefix("num_"))
-            clients_down(every[0], [row.client for row in self.rows])
+            clients_down(every[0], clients)
             known = not math.isnan(self.heterogeneity)
             how = f"heterogeneity {self.heterogeneity:.3f}" if known else "classes of their own"
             every[0].set_title(f"Labels of the clients ({how})", loc="left")

@@ -120,6 +120,8 @@ class MoleculeSource(GraphSetSource):
                     raise ValueError(f"line {number} has {len(row)} entries for {len(header)} columns")
             if not rows:
                 raise ValueError("it has no rows")
+            if twice := [name for name in header if header.count(name) > 1]:
+                raise ValueError(f"it has several columns named {twice[0]!r}")
         return {name: [row[place].strip() for row in rows] for place, name in enumerate(header)}
 
     def _column(self, table: dict[str, list[str]], name: str) -> list[str]:
@@ -131,7 +133,7 @@ class MoleculeSource(GraphSetSource):
         """A column of targets, nan where it is empty."""
         for row, text in enumerate(texts):
             try:
-                float(text or "nan")
+                float(text.replace("_", "no digits") or "nan")  # Python reads 1_000 as 1000
             except ValueError:
                 raise ValueError(
                     f"{self}: column {name!r} has {text!r} in row {row}, which is no number: correct it, or name the "

@@ -152,6 +152,10 @@ def test_tables_that_do_not_fit_are_refused(settings: Any, message: str, tmp_pat
 def test_files_that_are_no_tables_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="expected a table with SMILES and targets"):
         MoleculeSource("none.csv").load(tmp_path, tmp_path)
+    with pytest.raises(ValueError, match="has '1_000' in row 0, which is no number"):
+        MoleculeSource(write(tmp_path, "smiles,a\nC,1_000\n")).load(tmp_path, tmp_path)
+    with pytest.raises(ValueError, match="it has several columns named 'a'"):
+        MoleculeSource(write(tmp_path, "smiles,a,a\nC,1,2\n")).load(tmp_path, tmp_path)
     for text, message in (("smiles,a\nC\n", "line 2 has 1 entries for 2 columns"), ("smiles,a\n", "it has no rows")):
         with pytest.raises(ValueError, match=message):
             MoleculeSource(write(tmp_path, text)).load(tmp_path, tmp_path)
