@@ -1,14 +1,16 @@
 """The state of a run between two rounds: the content of a checkpoint, captured from a run and restored to one."""
 
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from lightning.fabric.loggers.logger import Logger
+from yaml import YAMLError
 
 from fl_lightning.round.client_draws import MANY_CLIENTS
 from fl_lightning.round.payload import Payload
@@ -16,6 +18,13 @@ from fl_lightning.run import checkpoint, settings
 from fl_lightning.run.assembly import Run
 from fl_lightning.run.callback import Callback
 from fl_lightning.run.processes import gather, gather_by_client
+
+#: What a checkpoint has, by name.
+_KINDS: dict[str, type] = {
+    "round": int,
+    **dict.fromkeys(("identity", "clients", "strategy", "callbacks", "random", "num_failures", "selection"), dict),
+    **dict.fromkeys(("history", "changes"), list),
+}
 
 
 def capture(run: Run, callbacks: Sequence[Callback]) -> dict[str, Any]:
@@ -77,32 +86,52 @@ def restore(
         changes: What to do about settings that differ from the checkpoint's.
 
     Raises:
-        ValueError: The checkpoint belongs to another run, or was made with other settings.
+        ValueError: The checkpoint belongs to another run, was made with other settings, or is not as runs write it.
     """
+    for name, kind in _KINDS.items():
+        if not isinstance(state.get(name), kind) or state["round"] < 0:
+            raise _other(path, f"{name} is {str(state.get(name))[:40]!r}")
     checkpoint.check_identity(path, state["identity"], identity(run))
     run.changes = list(state["changes"])
     if changes != "ignore":
         _check_settings(run, path, state, take=changes == "take")
-    clients = state["clients"]
     run.strategy.load_state_dict(state["strategy"])
-    run.executor.load_rewritten_data(clients["holdings"])
-    run.executor.load_state(
-        Payload(clients=tuple(clients["clients"]), parameters=clients["parameters"], extras=clients["signals"])
-    )
+    clients = state["clients"]
+    with _telling(path, "clients"):
+        run.executor.load_rewritten_data(clients["holdings"])
+        run.executor.load_state(
+            Payload(clients=tuple(clients["clients"]), parameters=clients["parameters"], extras=clients["signals"])
+        )
     for key, callback in _keyed(callbacks).items():
         if key in state["callbacks"]:
             callback.load_state_dict(state["callbacks"][key])
-    checkpoint.restore_random_state(state["random"])
+    with _telling(path, "random"):
+        checkpoint.restore_random_state(state["random"])
     run.round_idx = state["round"]
     run.history = state["history"]
     run.num_failures = dict(state["num_failures"])
     run.unusual = set(state.get("unusual", ()))  # which older checkpoints do not tell
     run.config_file = state["config_file"]
+    if others := sorted(set(state["selection"]) - set(run.selection.state_dict())):
+        raise _other(path, f"selection has {others[0]!r}")
     run.selection.load_state_dict(state["selection"])
     run.best_server = state["best_server"]
     for logger in run.loggers:
         if state["wandb_id"] and hasattr(logger, "continue_run"):
             logger.continue_run(state["wandb_id"])
+
+
+@contextlib.contextmanager
+def _telling(path: Path, part: str) -> Iterator[None]:
+    """Name the part of a checkpoint that is not as runs write it; what users' classes raise is not caught here."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, RuntimeError) as error:
+        raise _other(path, f"{part}: {type(error).__name__}") from error
+
+
+def _other(path: Path, why: str) -> ValueError:
+    return ValueError(f"checkpoint {path} was not written by a run of this package ({why}): give another file")
 
 
 def _check_settings(run: Run, path: Path, state: Mapping[str, Any], *, take: bool) -> None:
@@ -133,7 +162,10 @@ def setting_differences(run: Run, state: Mapping[str, Any]) -> list[str]:
 def _compared(run: Run, state: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """The settings of a checkpoint and of a run; those of the objects if one of them is from Python."""
     if state["config"] and run.config:
-        return settings.of_config(state["config"]), settings.of_config(run.config)
+        try:
+            return settings.of_config(state["config"]), settings.of_config(run.config)
+        except (YAMLError, AttributeError, TypeError) as error:
+            raise ValueError(f"the configuration in the checkpoint is none ({type(error).__name__})") from error
     return state["settings"], run.settings
 
 

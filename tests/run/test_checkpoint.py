@@ -126,6 +126,26 @@ def test_files_that_cannot_be_read_are_refused(saved, path, federation, make_mod
 
 
 @pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda content: content.update(round="x"), "round is 'x'"),
+        (lambda content: content.update(round=-5), "round is '-5'"),
+        (lambda content: content.pop("clients"), "clients is 'None'"),
+        (lambda content: content.update(history={}), "history is '{}'"),
+        (lambda content: content["clients"].pop("parameters"), "clients: KeyError"),
+        (lambda content: content["random"].update(torch=torch.zeros(3, dtype=torch.uint8)), "random: RuntimeError"),
+        (lambda content: content.update(selection={"better": 5}), "selection has 'better'"),
+    ],
+)
+def test_what_no_run_has_written_is_named(change, named, saved, path, federation, make_model, make_trainer) -> None:
+    content = checkpoint.read(path)
+    change(content)
+    checkpoint.write(path, content)
+    with pytest.raises(ValueError, match=rf"last\.ckpt was not written by a run of this package \({named}\)"):
+        make_trainer().fit(make_model(), federation, FedAvg(), ckpt_path=str(path))
+
+
+@pytest.mark.parametrize(
     ("what", "named"),
     [
         ("split", r"data \(partition hash\): checkpoint '\w+', this run '\w+'"),
