@@ -14,6 +14,7 @@ from fl_lightning.data import FederatedDataModule
 from fl_lightning.round.client import ClientModule
 from fl_lightning.run.description import Description
 from fl_lightning.run.folder import whole_file
+from fl_lightning.run.own_code import digest_of_files, own_files, own_names
 from fl_lightning.strategies import Strategy
 from fl_lightning.study.definition import Study
 from fl_lightning.study.runs import digest_of
@@ -55,7 +56,7 @@ class Prepared:
     Attributes:
         study: A method for each candidate, and one case.
         candidates: The methods.
-        digest: Of all that was asked for.
+        digest: Of all that was asked for, and of the files of the user's own classes.
         seed: The configuration's.
         num_rounds: Likewise.
         evaluate_every: Likewise.
@@ -93,7 +94,8 @@ def prepare(asked: Asked) -> Prepared:
         name: config[name] for name in ("seed_everything", "trainer", "model", "data") if name in config
     }
     rest = [[each.name, each.settings, list(each.points)] for each in methods]
-    digest = digest_of([base, rest, budget, in_runs, asked.seeds, limit])
+    own = digest_of_files(own_files(own_names([base, rest])))
+    digest = digest_of([base, rest, budget, in_runs, asked.seeds, limit, *([own] if own else [])])
     path = asked.folder / f"config-{digest_of(base)}.yaml"
     _write(path, base)
     _write(asked.folder / "study.yaml", _study(path.name, methods, int(config["seed_everything"])))

@@ -5,7 +5,8 @@ metrics: under the empty name where it concerns all strategies, under the strate
 data (``DATA``), which the settings of a run's data tell. (A digest of the sources would make thousands of runs stale
 with every change of speed or of a message.) And the versions of the packages that compute. Beside them each run keeps
 a digest of the sources, so that ``fl-train study status`` tells which files have changed since, and ``fl-train study
-check`` computes a run of every method again and compares.
+check`` computes a run of every method again and compares. Of a user's own classes nobody raises a number: a digest of
+their files is a part of the version (:mod:`fl_lightning.run.own_code`).
 """
 
 import ast
@@ -32,16 +33,18 @@ _ROOT = Path(__file__).parents[1]
 _COMPUTING = ("batches", "data", "executors", "kernels", "models", "relations", "round", "strategies", "tasks")
 
 
-def version_of(strategy: str, data: Mapping[str, Any]) -> str:
+def version_of(strategy: str, data: Mapping[str, Any], own: str = "") -> str:
     """The version of a run's computation, for example ``1; torch 2.13.0; torch-geometric 2.8.1``.
 
     Args:
         strategy: Bare name of the strategy's class.
         data: The settings of the data by dotted name, such as ``data.batch_size``.
+        own: Digest of the files of the user's own classes; empty where there are none.
     """
     numbers = [str(MATHEMATICS[name]) for name in ("", strategy) if name in MATHEMATICS]
     kinds = [f"{name} {MATHEMATICS[name]}" for name, is_of in DATA.items() if is_of(data)]
-    return "; ".join([".".join(numbers), *kinds, *(f"{name} {_installed(name)}" for name in _PACKAGES)])
+    mine = [f"own {own}"] if own else []
+    return "; ".join([".".join(numbers), *kinds, *(f"{name} {_installed(name)}" for name in _PACKAGES), *mine])
 
 
 @functools.cache
@@ -66,12 +69,16 @@ def _installed(package: str) -> str:
 
 
 def _syntax(path: Path) -> str:
-    tree = ast.parse(path.read_text())
+    return ast.dump(without_docstrings(ast.parse(path.read_text())))
+
+
+def without_docstrings(tree: ast.Module) -> ast.Module:
+    """The tree itself, without the docstrings in it."""
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list) and body and isinstance(body[0], ast.Expr) and _is_text(body[0].value):
             node.body = body[1:]  # type: ignore[attr-defined]
-    return ast.dump(tree)
+    return tree
 
 
 def _is_text(node: ast.expr) -> bool:

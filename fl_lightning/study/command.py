@@ -24,9 +24,10 @@ from fl_lightning.study.marks import legend, with_signs
 from fl_lightning.study.pool import Pool
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.runner import Runner, count_of, duration
+from fl_lightning.study.runs import StudyRun
 from fl_lightning.study.schema import WrongStudy
 from fl_lightning.study.single import check, sweep, train_run
-from fl_lightning.study.store import Record, Store
+from fl_lightning.study.store import Store
 from fl_lightning.study.table import for_terminal, leaderboard, markdown, tidy, what_was_run, write_csv
 from fl_lightning.terminal import PlainTable, plain_text
 
@@ -212,7 +213,7 @@ def _status(study: Study, options: argparse.Namespace) -> int:
     progress = Progress(study, store)
     shown = PlainTable("method", "done", "failed", "stale", "missing", "of", title=f"{study.title} ({study.results})")
     runner = Runner(study, store, say=_say)
-    present: list[Record] = []
+    present: list[StudyRun] = []
     for method in study.methods:
         counts: Counter[str] = Counter()
         total = 0
@@ -222,7 +223,7 @@ def _status(study: Study, options: argparse.Namespace) -> int:
             runs = [run for run in (*tuning, *report) if run.key not in seen]
             seen |= {run.key for run in runs}
             counts.update(progress.state(run) for run in runs)
-            present += [progress.records[run.key] for run in runs if run.key in progress.records]
+            present += [run for run in runs if run.key in progress.records]
             counts["missing"] += 0 if report else len(study.seeds)
             total += len(runs) + (0 if report else len(study.seeds))
         shown.add_row(
@@ -236,11 +237,13 @@ def _status(study: Study, options: argparse.Namespace) -> int:
         + (f", about {duration(seconds)} with {study.processes} processes" if seconds else "")
     )
     _tell_changed_sources(progress)
+    _tell_changed_own_files(progress, present)
     _report_damaged(study, store)
-    for record in present:
+    records = [progress.records[run.key] for run in present]
+    for record in records:
         if record["error"]:
             _say(f"failed: {record['method']} on {record['case']}, seed {record['seed']}: {record['error']}")
-    _tell_warnings(message for record in present for message in record.get("warnings", ()))
+    _tell_warnings(message for record in records for message in record.get("warnings", ()))
     return 0
 
 
@@ -266,11 +269,33 @@ def _tell_changed_sources(progress: Progress) -> None:
         _say(f"{count_of(older)} computed before these files changed: {some}; {check} compares one of each method")
 
 
+def _tell_changed_own_files(progress: Progress, runs: Iterable[StudyRun]) -> None:
+    stale, changed = 0, set[str]()
+    for run in runs:
+        record = progress.records[run.key]
+        if run.own and record["version"] != run.version:
+            then, now = progress.store.own_sources(record), progress.study.own_files(run.own)
+            if differ := {name for name in {*then, *now} if then.get(name) != now.get(name)}:
+                stale, changed = stale + 1, changed | differ
+    if stale:
+        some = ", ".join(sorted(changed)[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
+        _say(f"{count_of(stale)} stale, computed before these files of your own changed, or were recorded: {some}")
+
+
 def _check(study: Study, options: argparse.Namespace) -> int:
     with Pool(options.processes or study.processes) as pool:
         changed = check(study, Store(study.results), pool, _say, options.methods or ())
-    if changed:
-        _say(f"{changed} methods do not reproduce their metrics: raise MATHEMATICS in fl_lightning/run/version.py")
+    progress = Progress(study, Store(study.results))
+    stale = [run.method for run in changed if progress.state(run) == "stale"]
+    others = [run.method for run in changed if run.method not in stale]
+    if stale:
+        _say(f"stale: {', '.join(stale)}; fl-train study run {study.path} trains what is stale again")
+    if others:
+        _say(
+            f"not reproduced, although nothing that makes a run stale has changed: {', '.join(others)}. If code of "
+            "fl_lightning was edited, raise MATHEMATICS in fl_lightning/run/version.py; otherwise look for another "
+            "machine, or for a file that code of your own reads"
+        )
     return 1 if changed else 0
 
 

@@ -7,10 +7,11 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
+from fl_lightning.run.own_code import own_files
 from fl_lightning.study.edge import Ordered, Point, points_of
 from fl_lightning.study.schema import Axis, Case, File, Method, Until, WrongStudy, read_file, read_yaml
 
@@ -27,10 +28,16 @@ class Study:
     Raises:
         WrongStudy: It cannot be read, or is not valid; the message names the setting, the value and the remedy in one
             line.
+
+    Attributes:
+        own_files: The source files that names of the user's own classes lead to, as
+            :func:`fl_lightning.run.own_code.own_files` finds them, as they were when they were first asked for: a
+            process that trains imports each once, too.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.own_files = cache(own_files)
         content = read_file(path)
         self.name = path.stem
         self.title = content.title or path.stem

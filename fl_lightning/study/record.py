@@ -36,7 +36,11 @@ def kept_rounds(study: Study, run: StudyRun, result: Record) -> Record | None:
 
 
 def make_record(run: StudyRun, result: Record) -> Record:
-    """The record of a run; that of a tuning run contains nothing about test examples."""
+    """The record of a run; that of a tuning run contains nothing about test examples.
+
+    If a file of the user's own classes has changed since the run was made, nobody knows which of the two was computed
+    with: its version is then one that no run has, so that it is stale.
+    """
     error = result["error"]
     if not error and result["result"][result["monitor"]] is None:
         error = f"{result['monitor']} is not finite in any round"
@@ -54,7 +58,7 @@ def make_record(run: StudyRun, result: Record) -> Record:
         "seconds": result.get("seconds", 0.0),
         "cpu_seconds": result.get("cpu_seconds", 0.0),
         "partition": result.get("partition", ""),
-        "version": run.version,
+        "version": run.version if run.own_files_now is not None else f"{run.version}, changed since it began",
         "sources": digest_of_sources(),
         "command": shlex.join(["fl-train", *run.arguments]),
     }

@@ -282,6 +282,7 @@ class Runner:
         record = make_record(run, result) if not result.get("interrupted") else None
         with self.leases.held(run.key) as is_mine:
             if record is not None and is_mine:
+                self.store.keep_own_sources(run)
                 self.store.add(record, kept_rounds(self.study, run, result))
                 self.store.forget_partial(run)
         self.leases.release(run.key)

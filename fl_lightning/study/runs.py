@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from fl_lightning.run.own_code import digest_of_files, own_files, own_names
 from fl_lightning.run.version import version_of
 from fl_lightning.study.definition import Study
 from fl_lightning.study.edge import Point
@@ -32,9 +33,10 @@ class StudyRun:
         strategy: Bare name of the strategy's class.
         key: Digest of the settings: those of the configuration files, and the arguments after them.
         data: Digest of the settings that determine the partition.
-        version: The current version of the code's mathematics.
+        version: The current version of the code's mathematics, and of the user's own classes.
         lineage: Digest of the settings except for the length, and of the version: of runs that share it, a longer one
             can continue from the last state of a shorter one.
+        own: Dotted names of the user's own classes.
     """
 
     purpose: Literal["tuning", "report"]
@@ -48,12 +50,19 @@ class StudyRun:
     data: str
     version: str
     lineage: str
+    own: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
         """The run in words."""
         how = f", tuning {self.setting}" if self.purpose == "tuning" else ""
         return f"{self.method} on {self.case}, seed {self.seed}{how}"
+
+    @property
+    def own_files_now(self) -> dict[str, str] | None:
+        """The files of the user's own classes; None if one has changed since the run was made."""
+        files = own_files(self.own)
+        return files if not files or self.version.endswith(f"; own {digest_of_files(files)}") else None
 
 
 def make_run(
@@ -99,7 +108,8 @@ def make_run(
     configs = study.configs_of(method, case)
     contents = [_content(path) for path in configs]
     strategy, data = _strategy(contents, settings), _data_settings(contents, settings)
-    version = version_of(strategy, data)
+    own = own_names([contents, settings])
+    version = version_of(strategy, data, digest_of_files(study.own_files(own)))
     lineage = _lineage(contents, settings, version) if study.states_gb or num_rounds else ""
     if num_rounds is not None:
         settings[_LENGTH] = num_rounds
@@ -121,6 +131,7 @@ def make_run(
         data=digest_of(data),
         version=version,
         lineage=lineage,
+        own=own,
     )
 
 

@@ -51,24 +51,27 @@ def train_run(study: Study, store: Store, key: str, scratch: Path) -> Record | N
     if result.get("interrupted"):
         raise WrongStudy(f"{run.title}: {result['error']}; nothing was recorded, so that it is still to do")
     record = make_record(run, result)
+    store.keep_own_sources(run)
     store.add(record, kept_rounds(study, run, result))
     return record
 
 
-def check(study: Study, store: Store, pool: Pool, say: Callable[[str], None], methods: Collection[str] = ()) -> int:
+def check(
+    study: Study, store: Store, pool: Pool, say: Callable[[str], None], methods: Collection[str] = ()
+) -> list[StudyRun]:
     """Train one reported run of every method (or of some) again, the cheapest one, and compare it with its record.
 
     Returns:
-        How many were not reproduced.
+        Those that were not reproduced.
     """
     runs = _cheapest(Runner(study, store, methods=methods))
-    num_changed = 0
+    changed = []
     tasks = [(run, "train", ((*run.arguments, "--trainer.logger=false"), pool.scratch)) for run in runs]
     for run, result in pool.map(tasks):
         summary = _difference(store.records()[run.key], None if result is None else make_record(run, result))
-        num_changed += bool(summary)
+        changed += [run] if summary else []
         say(f"{run.title}: {summary or 'reproduced'}")
-    return num_changed
+    return changed
 
 
 def _cheapest(runner: Runner) -> list[StudyRun]:

@@ -12,6 +12,7 @@ from typing import IO, Any
 
 from fl_lightning.direction import direction_of
 from fl_lightning.run.folder import whole_file, writing
+from fl_lightning.run.own_code import digest_of_files
 from fl_lightning.study.runs import StudyRun
 
 Record = dict[str, Any]
@@ -29,7 +30,7 @@ class Store:
     """The files in a study's folder of results.
 
     ``runs.jsonl`` has a line for each run (the last one of a key counts), ``history.jsonl`` one with the metrics of
-    every round, ``sources.json`` the sources by the digest that the runs name. Each line ends with a checksum of what
+    every round, ``sources.json`` the sources by the digests that the runs name. Each line ends with a checksum of what
     precedes it; those of older lines, which have none, are in ``checksums.txt`` (``fl-train study seal``). A damaged
     line counts as missing, and is named; the partial line of a killed process is removed before the next is written.
 
@@ -131,6 +132,15 @@ class Store:
             if digest not in known:
                 with whole_file(self.sources) as temporary:
                     temporary.write_text(json.dumps({**known, digest: dict(files)}, indent=1) + "\n")
+
+    def keep_own_sources(self, run: StudyRun) -> None:
+        """Record the files of the user's own classes by the digest in the run's version, unless they have changed."""
+        if files := run.own_files_now:
+            self.keep_sources(digest_of_files(files), files)
+
+    def own_sources(self, record: Record) -> dict[str, str]:
+        """The files of the user's own classes that a run was computed with; empty where they are not known."""
+        return self.known_sources().get(record["version"].rpartition("; own ")[2], {})
 
     def seal(self) -> int:
         """Accept the lines without a checksum: store theirs in ``checksums.txt``; returns how many are new."""

@@ -143,3 +143,22 @@ def test_a_search_that_was_stopped_goes_on(at: int, choose: Choose, tmp_path: Pa
     assert stopped.trained == whole.trained
     assert answer.sentence == expected.sentence
     assert answer.found.taken == pytest.approx(expected.found.taken)
+
+
+def test_a_method_of_ones_own_is_tried_again_after_an_edit(
+    choose: Choose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the code of before came to decided for the edited one."""
+    monkeypatch.syspath_prepend(tmp_path)
+    code = "from fl_lightning.strategies import FedAvg\n\nclass Edited(FedAvg):\n    RATE = 1\n"
+    (tmp_path / "edited_method.py").write_text(code)
+    planted = Planted({**LEVELS, "Edited": 0.9})
+    asked = {"methods": ["FedAvg", "Edited"], "overrides": ["--strategy=edited_method.Edited"]}
+    assert choose(planted, **asked)[0].method == "Edited"
+    before = len(planted.trained)
+    assert choose(planted, **asked)[0].method == "Edited"
+    assert len(planted.trained) == before
+    (tmp_path / "edited_method.py").write_text(code.replace("1", "2"))
+    planted.levels = {**LEVELS, "Edited": 0.3}
+    assert choose(planted, **asked)[0].method == "FedAvg"
+    assert "Edited" in {method for method, _, _ in planted.trained[before:]}

@@ -1,5 +1,6 @@
 """What is trained, in which order, and what is not trained again."""
 
+import argparse
 import json
 import math
 from collections.abc import Callable
@@ -10,7 +11,7 @@ import pytest
 from study_pool import HerePool, invented, partition
 
 from fl_lightning.run import version
-from fl_lightning.study import runs, worker
+from fl_lightning.study import command, runs, worker
 from fl_lightning.study.definition import Study, WrongStudy
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.report import write_report
@@ -177,6 +178,86 @@ def test_what_is_stale_is_trained_again(make_study: Callable[..., Study], monkey
     assert not tidy(progress(study))["stale"].any()
 
 
+def test_what_was_computed_with_own_code_that_was_edited_is_stale(
+    make_study: Callable[..., Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Results of the code of before were taken for those of the edited one, and mixed with them."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mine.py").write_text("import factors")
+    (tmp_path / "factors.py").write_text("RATE = 1")
+    mine = {"Mine": {"config": "quickstart.yaml", "settings": {"strategy": "mine.Mine"}}}
+    methods = {**mine, "FedAvg": {"config": "quickstart.yaml", "settings": {"strategy": "FedAvg"}}}
+    parts = {"methods": methods, "baselines": ["FedAvg"], "states_gb": 1}
+    run(make_study(**parts))
+    before = progress(make_study(**parts)).report("Mine", "plain")[0]
+    assert Store(make_study().results).own_sources({"version": before.version}).keys() == {"factors.py", "mine.py"}
+    assert run(make_study(**parts))[1].trained == []
+    (tmp_path / "factors.py").write_text("RATE = 2")
+    table = tidy(progress(make_study(**parts)))
+    assert list(table[table["stale"]]["method"]) == ["Mine"] * 4
+    command._status(make_study(**parts), argparse.Namespace())
+    assert "6 runs stale, computed before these files of your own changed, or were recorded: factors.py\n" in (
+        capsys.readouterr().out
+    )
+    after = progress(make_study(**parts)).report("Mine", "plain")[0]
+    store = Store(make_study().results)
+    assert (after.key, after.data) == (before.key, before.data)
+    assert store.partial_state(after) != store.partial_state(before)
+    assert store.state(after) != store.state(before)
+    _, pool, _ = run(make_study(**parts))
+    assert {study_run.method for study_run in pool.trained} == {"Mine"}
+    assert len(pool.trained) == 6
+    assert run(make_study(**parts))[1].trained == []
+
+
+def test_what_own_code_was_edited_during_is_stale(
+    make_study: Callable[..., Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mine.py").write_text("x = 1")
+    methods = {"Mine": {"config": "quickstart.yaml", "settings": {"strategy": "mine.Mine"}}}
+    parts = {"methods": methods, "baselines": [], "tuning": None, "cases": {"plain": {}}}
+
+    def edits(arguments: tuple[str, ...], *others: Any) -> dict[str, Any]:
+        if "--seed_everything=1" in arguments:
+            (tmp_path / "mine.py").write_text("x = 2")
+        return invented(arguments)
+
+    run(make_study(**parts), HerePool(train=edits))
+    for text, trained in (("x = 1", {1}), ("x = 2", {0, 1})):
+        (tmp_path / "mine.py").write_text(text)
+        _, pool, _ = run(make_study(**parts))
+        assert {study_run.seed for study_run in pool.trained} == trained
+
+
+@pytest.mark.parametrize("edited", [True, False])
+def test_check_says_what_to_do(
+    make_study: Callable[..., Study],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+    edited: bool,
+) -> None:
+    """It advised to raise a number in a file of the package for an edit of one's own code."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mine.py").write_text("x = 1")
+    methods = {"Mine": {"config": "quickstart.yaml", "settings": {"strategy": "mine.Mine"}}}
+    parts = {"methods": methods, "baselines": [], "tuning": None, "cases": {"plain": {}}}
+    run(make_study(**parts))
+    (tmp_path / "mine.py").write_text("x = 2" if edited else "x = 1")
+
+    def other(arguments: tuple[str, ...], *others: Any) -> dict[str, Any]:
+        actual = invented(arguments)
+        actual["result"] |= {"val/acc": 0.125}
+        return actual
+
+    monkeypatch.setattr(command, "Pool", lambda processes: HerePool(train=other))
+    assert command._check(make_study(**parts), argparse.Namespace(processes=None, methods=None)) == 1
+    said = capsys.readouterr().out
+    assert ("trains what is stale again" in said) == edited
+    assert ("raise MATHEMATICS" in said) == (not edited)
+
+
 def test_other_data_under_the_same_settings_are_noticed(make_study: Callable[..., Study]) -> None:
     study = make_study()
     run(study)
@@ -287,7 +368,7 @@ def test_check_compares_metrics(make_study: Callable[..., Study]) -> None:
     run(study, cases=["plain"])
     store, said = Store(study.results), []
     with HerePool() as pool:
-        assert check(study, store, pool, said.append) == 0
+        assert check(study, store, pool, said.append) == []
     assert len(said) == 2
     assert all(line.endswith(": reproduced") for line in said)
     for record in list(store.records().values()):
@@ -295,7 +376,7 @@ def test_check_compares_metrics(make_study: Callable[..., Study]) -> None:
             record["result"]["test/acc"] += 0.1
             store.add(record)
     with HerePool() as pool:
-        assert check(study, store, pool, said.append) == 1
+        assert len(check(study, store, pool, said.append)) == 1
     assert "FedAvg on plain" in said[-1]
     assert "1 metrics changed: test/acc" in said[-1]
 
@@ -423,7 +504,7 @@ def test_check_leaves_out_what_failed(make_study: Callable[..., Study], monkeypa
     monkeypatch.setitem(version.MATHEMATICS, "", version.MATHEMATICS[""] + 1)  # all of them are stale
     said: list[str] = []
     with HerePool() as pool:
-        assert check(study, Store(study.results), pool, said.append) == 0
+        assert check(study, Store(study.results), pool, said.append) == []
     assert said == ["Local on plain, seed 0: reproduced", "FedAvg on plain, seed 0: reproduced"]
 
 
