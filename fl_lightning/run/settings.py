@@ -1,7 +1,9 @@
 """The settings of a run, and which of them a resumed run may change without changing the mathematics."""
 
+import dataclasses
 import functools
 import inspect
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -77,7 +79,7 @@ def of_run(trainer: Any, client: ClientModule, strategy: Any) -> dict[str, Any]:
 
 
 def differences(saved: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:
-    """The differences, one line each.
+    """The differences, one line each; a setting that one of the two lacks has its class's default there.
 
     Args:
         saved: Settings of the checkpoint, as :func:`of_config` or :func:`of_objects` makes them.
@@ -104,12 +106,51 @@ def _compare(saved: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, 
     result = {}
     for name in [*then, *(name for name in now if name not in then)]:
         old, new = then.get(name, "not set"), now.get(name, "not set")
-        if old != new:
+        one_lacks_it = name not in then or name not in now
+        if old != new and not (one_lacks_it and _is_default(name, now.get(name, old), now)):
             is_length = name == "trainer.num_rounds"
             if is_length and "not set" in (old, new):  # an older version wrote this for a run from Python
                 continue
             result[_LENGTH if is_length and new > old else name] = f"{name}: {old} then, {new} now"
     return result
+
+
+def _is_default(name: str, value: Any, settings: Mapping[str, Any]) -> bool:
+    """Whether a value is what a setting's class gives it where it is not set: what a version without it computes with.
+
+    Args:
+        name: Dotted name of the setting.
+        value: The value.
+        settings: Those of the present run, which name the classes.
+    """
+    parent, _, own = name.rpartition(".")
+    owner = parent.removesuffix(".init_args")
+    path = _OWNERS.get(owner) or settings.get(f"{owner}.class_path") or settings.get(f"{owner}.class")
+    return any(_describe(default) == value for default in _defaults(_loaded(str(path)), own))
+
+
+#: Groups of settings whose class a configuration does not name.
+_OWNERS = {"trainer": "fl_lightning.trainer.FederatedTrainer", "data": "fl_lightning.data.FederatedDataModule"}
+
+
+def _loaded(path: str) -> type | None:
+    """A class by its dotted name, or one of this package by its bare name; nothing is imported for it."""
+    module, _, name = path.rpartition(".")
+    places = [module] if module else [each for each in sys.modules if each.startswith("fl_lightning")]
+    found = (getattr(sys.modules.get(place), "__dict__", {}).get(name) for place in places)
+    return next((each for each in found if isinstance(each, type)), None)
+
+
+def _defaults(cls: type | None, name: str) -> list[Any]:
+    """The default of a setting, of the class itself or of that which defines it; empty where it has none."""
+    for each in () if cls is None else cls.__mro__:
+        fields = {field.name: field for field in dataclasses.fields(each)} if dataclasses.is_dataclass(each) else {}
+        if name in fields and fields[name].default_factory is not dataclasses.MISSING:
+            return [fields[name].default_factory()]
+        parameter = inspect.signature(each).parameters.get(name) if "__init__" in vars(each) else None
+        if parameter is not None:
+            return [] if parameter.default is parameter.empty else [parameter.default]
+    return []
 
 
 def config_differences(saved: str, present: str) -> list[str]:

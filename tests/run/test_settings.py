@@ -117,3 +117,36 @@ def test_a_resume_from_python_compares_what_it_can(path, federation, make_model,
     assert len(trainer.run.history) == 2
     assert resume(1, taken=True).run.changes == [longer]
     make_trainer().test(make_model(), federation, FedAvg(num_epochs=7), str(path))  # the state is what counts
+
+
+def test_a_setting_that_another_version_lacks_has_its_default() -> None:
+    """A checkpoint could not be resumed with the same configuration after a setting had been added."""
+    whole = """
+trainer: {num_rounds: 10, evaluate_union: false, evaluate_every: 1}
+strategy: {class_path: fl_lightning.strategies.FedProx, init_args: {num_epochs: 3, personal: [], mu: 0.1}}
+model: {class_path: fl_lightning.ClientModule, init_args: {lr_scheduler: null, running_statistics: personal}}
+data: {drop_last: false, seed: 0, batch_size: null}
+"""
+    older = """
+trainer: {num_rounds: 10}
+strategy: {class_path: fl_lightning.strategies.FedProx, init_args: {num_epochs: 3, mu: 0.1}}
+model: {class_path: fl_lightning.ClientModule}
+data: {seed: 0}
+"""
+    for then, now in ((older, whole), (whole, older)):
+        assert differences(of_config(then), of_config(now)) == []
+    changed = whole.replace("lr_scheduler: null", "lr_scheduler: StepLR").replace("drop_last: false", "drop_last: true")
+    assert differences(of_config(older), of_config(changed)) == [
+        "model.init_args.lr_scheduler: not set then, StepLR now",
+        "data.drop_last: not set then, True now",
+    ]
+    assert differences({"x": 1}, {"x": 1, "model.other": None}) == ["model.other: not set then, None now"]
+
+
+def test_so_has_a_setting_of_an_object_that_another_version_lacks() -> None:
+    now = of_objects(strategy=FedAvg(num_epochs=2), participation=Participation())
+    older = {"strategy": {"class": "FedAvg", "num_epochs": 2}, "participation": {"class": "Participation"}}
+    assert differences(older, now) == []
+    assert differences(older, of_objects(strategy=FedAvg(num_epochs=2), participation=Participation(fraction=0.5))) == [
+        "participation.fraction: not set then, 0.5 now"
+    ]
