@@ -145,8 +145,8 @@ def _defaults(cls: type | None, name: str) -> list[Any]:
     """The default of a setting, of the class itself or of that which defines it; empty where it has none."""
     for each in () if cls is None else cls.__mro__:
         fields = {field.name: field for field in dataclasses.fields(each)} if dataclasses.is_dataclass(each) else {}
-        if name in fields and fields[name].default_factory is not dataclasses.MISSING:
-            return [fields[name].default_factory()]
+        if name in fields and callable(factory := fields[name].default_factory):
+            return [factory()]
         parameter = inspect.signature(each).parameters.get(name) if "__init__" in vars(each) else None
         if parameter is not None:
             return [] if parameter.default is parameter.empty else [parameter.default]

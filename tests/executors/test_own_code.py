@@ -285,6 +285,41 @@ def test_what_is_no_client_is_reported_what_to_be(
         make_trainer().fit(client, federation, FedAvg())
 
 
+class LitNet(lightning.pytorch.LightningModule):
+    """A net of Lightning's without a training of its own."""
+
+    def __init__(self, in_channels: int = 4, num_classes: int = 3) -> None:
+        super().__init__()
+        self.head = nn.Linear(in_channels, num_classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.head(x)
+
+
+class LitTraining(LitNet):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        raise AssertionError
+
+    def configure_optimizers(self) -> Any:
+        raise AssertionError
+
+    def on_train_epoch_end(self) -> None:
+        raise AssertionError
+
+
+def test_a_net_whose_training_would_be_ignored_is_refused(federation: Any, make_trainer: Any) -> None:
+    """It trained with the default loss and optimizer, without a word."""
+    widths = federation.registry.num_features, federation.registry.num_outputs
+    message = (
+        "LitTraining is a LightningModule with configure_optimizers, on_train_epoch_end, training_step, which a net "
+        "never runs: .*ClientModule"
+    )
+    for net in (LitTraining, LitTraining(*widths)):
+        with pytest.raises(ValueError, match=message):
+            make_trainer().fit(ClientModule(net=net), federation, FedAvg())
+    make_trainer(num_rounds=1).fit(ClientModule(net=LitNet), federation, FedAvg(num_epochs=1))
+
+
 def clients_of_the_package() -> list[type[ClientModule]]:
     actual = {kind.client_class for kind in vars(strategies).values() if hasattr(kind, "client_class")}
     return sorted(actual - {ClientModule}, key=lambda kind: kind.__name__)
