@@ -190,7 +190,7 @@ class FederatedTrainer(Counted):
         Raises:
             ValueError: The data or the strategy are missing; a setting does not fit the data; the checkpoint belongs
                 to another run or other settings, or is damaged; or another process is writing to the run's folder.
-            ClientFailure: A client failed and ``participation.on_failure`` is ``stop``.
+            ClientFailure: A client failed and ``participation.on_failure`` is ``stop``, or all do in the first round.
             TooFewUpdates: ``participation.max_failed_rounds`` rounds in a row had too few updates.
         """
         parts = complete(client, data, strategy)

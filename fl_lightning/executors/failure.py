@@ -1,8 +1,10 @@
 """The reason why a client failed, in one line, with the line of the user's code that raised it."""
 
+import inspect
 import sysconfig
 import traceback
 from pathlib import Path
+from typing import Any
 
 #: Folders of code that is not the user's.
 _INSTALLED = tuple(Path(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -29,6 +31,26 @@ class Failure(str):
         return Failure, (why, self.location)
 
 
+class WrongLoss(TypeError):
+    """What a user's ``training_step`` returned is no loss.
+
+    Args:
+        step: The method.
+        what: What it returned, in words.
+    """
+
+    def __init__(self, step: Any, what: str) -> None:
+        super().__init__(
+            f"training_step returned {what}: return the loss, a scalar tensor that depends on the parameters, or a "
+            "mapping with it under 'loss'"
+        )
+        step = inspect.unwrap(step)
+        code = getattr(step, "__code__", None)
+        self.location = ""
+        if code is not None and _is_users(code.co_filename, str(step.__module__)):
+            self.location = f"{code.co_filename}:{code.co_firstlineno}, in {code.co_name}"
+
+
 def failure_of(error: BaseException) -> Failure:
     """Describe an error that a client raised."""
     users = [
@@ -36,7 +58,7 @@ def failure_of(error: BaseException) -> Failure:
         for frame, line in traceback.walk_tb(error.__traceback__)
         if _is_users(frame.f_code.co_filename, str(frame.f_globals.get("__name__", "")))
     ]
-    return Failure(f"{type(error).__name__}: {error}", users[-1] if users else "")
+    return Failure(f"{type(error).__name__}: {error}", users[-1] if users else getattr(error, "location", ""))
 
 
 def _is_users(file: str, module: str) -> bool:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from fl_lightning.batches.base import Batch, Collator, single
 from fl_lightning.batches.poisson import PoissonBatch
 from fl_lightning.executors.base import draw_batches, spread_outputs
-from fl_lightning.executors.failure import failure_of
+from fl_lightning.executors.failure import WrongLoss, failure_of
 from fl_lightning.executors.hooks import overridden
 from fl_lightning.executors.optimizer_state import check_optimizer
 from fl_lightning.executors.private import (
@@ -194,11 +194,10 @@ class SequentialExecutor(SequentialClients):
         module.on_before_zero_grad(optimizer)
         module.zero_grad()
         loss = torch.zeros((), device=self.fabric.device)  # private training reveals no loss
+        more: Mapping[str, Any] | None = None
         if module.privacy is None:
             with self.fabric.autocast():
-                loss = module.training_step(batch, batch_idx)
-            if not isinstance(loss, Tensor):
-                raise TypeError(f"training_step returned {type(loss).__name__}: return the loss, a scalar tensor")
+                loss, more = _loss_of(module.training_step, batch, batch_idx)
             module.on_before_backward(loss)
             loss.backward()  # type: ignore[no-untyped-call]
             module.on_after_backward()
@@ -222,7 +221,8 @@ class SequentialExecutor(SequentialClients):
             self._change(module, change)
             if program.final is not None and number + 1 == program.repeat:
                 self._change(module, program.final(parameters, module.context))
-        module.on_train_batch_end(loss.detach(), batch, batch_idx)
+        outputs = loss.detach() if more is None else {**more, "loss": loss.detach()}
+        module.on_train_batch_end(outputs, batch, batch_idx)
 
     @staticmethod
     def _change(module: ClientModule, change: Change) -> None:
@@ -313,3 +313,22 @@ class SequentialExecutor(SequentialClients):
             batch = single(self.collator([client]))
             self._batches[client] = batch.with_inputs() if overridden(self.client, ("training_step",)) else batch
         return self._batches[client]
+
+
+def _loss_of(
+    step: Callable[[Batch, int], Any], batch: Batch, batch_idx: int
+) -> tuple[Tensor, Mapping[str, Any] | None]:
+    """The loss of a training step, and the mapping that it came in, if any.
+
+    Raises:
+        WrongLoss: It returns none.
+    """
+    returned: Any = step(batch, batch_idx)
+    more = returned if isinstance(returned, Mapping) else None
+    loss = returned if more is None else more.get("loss")
+    if not isinstance(loss, Tensor):
+        raise WrongLoss(step, type(returned).__name__ + " without 'loss'" * (more is not None))
+    if loss.numel() != 1 or not loss.requires_grad:
+        of = f"a tensor of shape {tuple(loss.shape)}" if loss.numel() != 1 else "a tensor without gradient"
+        raise WrongLoss(step, of)
+    return loss, more

@@ -50,7 +50,7 @@ def _check_trains_nothing(net: nn.Module) -> None:
     ignored = sorted(own & set(dir(bases[0])) - set(dir(nn.Module)))
     if ignored := [name for name in ignored if name[0] != "_" and inspect.isfunction(getattr(kind, name))]:
         raise ValueError(
-            f"{kind.__name__} is a LightningModule with {', '.join(ignored)}, which a net never runs: give an nn.Module "
-            "with its layers and forward as net, and put its loss, training_step and configure_optimizers into a class "
-            "derived from fl_lightning.ClientModule"
+            f"{kind.__name__} is a LightningModule with {', '.join(ignored)}, which a net never runs: give an "
+            "nn.Module with its layers and forward as net, and put its loss, training_step and configure_optimizers "
+            "into a class derived from fl_lightning.ClientModule"
         )

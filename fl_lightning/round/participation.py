@@ -41,7 +41,8 @@ class Participation(Counted):
             round at the end as unseen clients.
         evaluation_clients: Number of training clients that are evaluated, drawn once for the whole run so that rounds
             can be compared; None for all of them. Predictions are made for all clients.
-        on_failure: ``skip`` leaves a failing client out of the round and goes on; ``stop`` ends the run.
+        on_failure: ``skip`` leaves a failing client out of the round and goes on, unless a user's code fails for all in
+            the first round; ``stop`` ends the run.
         min_clients: Number of updates that a round needs (its quorum); robust aggregation may need more. A round with
             fewer fails: the server aggregates nothing in the stage that has too few, nor in later ones.
         max_failed_rounds: Number of failed rounds in a row after which the run ends with an error.

@@ -10,7 +10,7 @@ from fl_lightning.run.curve import says_overflow
 
 
 class ClientFailure(RuntimeError):
-    """A client failed and ``participation.on_failure`` is ``stop``."""
+    """A client failed and ``participation.on_failure`` is ``stop``, or all fail alike in the first round."""
 
 
 class TooFewUpdates(RuntimeError):
@@ -37,13 +37,15 @@ class Failures:
     def report(self, failures: Mapping[int, str], where: str, num_clients: int) -> None:
         """Count failures and warn of them; a user's code's error, or an overflow, once in a run for all its clients.
 
+        What all clients fail with in a user's code in the first round ends the run: it would go on to fail.
+
         Args:
             failures: Why clients failed, by client.
             where: The stage or evaluation, in words.
             num_clients: How many clients took part in it.
 
         Raises:
-            ClientFailure: A client failed, and ``participation.on_failure`` is ``stop``.
+            ClientFailure: A client failed, and ``participation.on_failure`` is ``stop``; or all of several failed so.
         """
         run, stops = self.run, self.participation.on_failure == "stop"
         for client, why in failures.items():
@@ -59,6 +61,8 @@ class Failures:
             message = f"{self._named(clients, num_clients)} failed {where}: {failures[clients[0]]}"
             if stops:
                 raise ClientFailure(f"{message} (participation.on_failure is 'stop')")
+            if run.round_idx == 0 and len(clients) == num_clients > 1 and _is_users(failures[clients[0]]):
+                raise ClientFailure(message)
             if run.fabric.is_global_zero:
                 left_out = f"; {'it is' if len(clients) == 1 else 'they are'} left out"
                 counted = ", and failures like it are only counted from now on" if locations else ""
@@ -141,3 +145,8 @@ def location_of(why: str) -> tuple[str, ...]:
     """The kind of error and the line of the user's code that raised it, or how numbers overflowed; otherwise empty."""
     location = getattr(why, "location", "") or says_overflow(why)
     return (why.partition(":")[0], location) if location else ()
+
+
+def _is_users(why: str) -> bool:
+    """Whether a user's code raised it."""
+    return bool(getattr(why, "location", ""))

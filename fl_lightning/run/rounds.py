@@ -58,7 +58,7 @@ class Rounds:
             resumed: Whether a checkpoint was read, so that the stages before the first round are over.
 
         Raises:
-            ClientFailure: A client failed and ``participation.on_failure`` is ``stop``.
+            ClientFailure: A client failed and ``participation.on_failure`` is ``stop``, or all do in the first round.
             ValueError: ``model.lr_scheduler`` ends before the last round.
             TooFewUpdates: Too few clients responded before the first round, in too many rounds, or in all of them.
         """

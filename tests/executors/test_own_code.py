@@ -182,16 +182,36 @@ def told_in(trainer: Any, model: ClientModule, federation: Any) -> list[str]:
     return [str(each.message) for each in caught if "failed" in str(each.message)]
 
 
-def test_an_error_of_all_clients_is_reported_once_with_its_line(federation: Any, make_trainer: Any) -> None:
+@pytest.mark.filterwarnings("ignore:Broken overrides training_step")
+def test_an_error_of_all_clients_ends_the_run_at_once_with_its_line(federation: Any, make_trainer: Any) -> None:
+    """The run went on to fail as many rounds as are allowed."""
+    trainer = make_trainer(num_rounds=5)
+    with pytest.raises(ClientFailure) as ended:
+        trainer.fit(Broken(), federation, FedAvg(num_epochs=1))
+    location = f"{Path(__file__)}:{LINE}, in training_step"
+    assert str(ended.value) == f"all 5 clients failed in stage 'train' round 0: IndexError: no such thing ({location})"
+    assert set(trainer.run.num_failures.values()) == {1}
+
+
+@pytest.mark.filterwarnings("ignore:.* overrides training_step")
+def test_an_error_of_all_clients_in_a_later_round_is_reported_once(federation: Any, make_trainer: Any) -> None:
+    class BreaksLater(ClientModule):
+        """What all clients fail with after they have trained may pass."""
+
+        count = 0
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            type(self).count += 1
+            if self.count > 5:
+                raise IndexError("no such thing")
+            return super().training_step(batch, batch_idx)
+
     trainer = make_trainer(num_rounds=5, participation=Participation(max_failed_rounds=2))
     with warnings.catch_warnings(record=True, action="always") as caught, pytest.raises(TooFewUpdates) as ended:
-        trainer.fit(Broken(), federation, FedAvg(num_epochs=1))
+        trainer.fit(BreaksLater(), federation, FedAvg(num_epochs=1))
     (message,) = [str(each.message) for each in caught if "failed" in str(each.message)]
-    location = f"{Path(__file__)}:{LINE}, in training_step"
-    assert message == (
-        f"all 5 clients failed in stage 'train' round 0: IndexError: no such thing ({location}); they are left out, "
-        "and failures like it are only counted from now on"
-    )
+    assert message.startswith("all 5 clients failed in stage 'train' round 1: IndexError: no such thing (")
+    assert message.endswith("); they are left out, and failures like it are only counted from now on")
     assert str(ended.value).count("IndexError") == 1
     assert "client-00 and 4 more: IndexError: no such thing" in str(ended.value)
     assert set(trainer.run.num_failures.values()) == {2}
@@ -218,17 +238,48 @@ def test_stop_stops_at_the_first_client(federation: Any, make_trainer: Any) -> N
 
 
 @pytest.mark.filterwarnings("ignore:.* overrides training_step")
-@pytest.mark.parametrize("returned", [{"loss": torch.ones(())}, None], ids=["dict", "nothing"])
+@pytest.mark.parametrize(
+    ("returned", "named"),
+    [
+        (None, "NoneType"),
+        ({"acc": torch.ones(())}, "dict without 'loss'"),
+        (torch.ones(2, requires_grad=True), r"a tensor of shape \(2,\)"),
+        (torch.ones(()), "a tensor without gradient"),
+    ],
+    ids=["nothing", "dict", "vector", "constant"],
+)
 def test_a_training_step_that_returns_no_loss_is_told_what_to_return(
-    returned: Any, federation: Any, make_trainer: Any
+    returned: Any, named: str, federation: Any, make_trainer: Any
 ) -> None:
     class Returns(ClientModule):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             return returned
 
-    trainer = make_trainer(participation=Participation(on_failure="stop"))
-    with pytest.raises(ClientFailure, match=r"training_step returned \w+: return the loss, a scalar tensor"):
-        trainer.fit(Returns(), federation, FedAvg(num_epochs=1))
+    line = inspect.getsourcelines(Returns.training_step)[1]
+    message = rf"all 5 .* training_step returned {named}: return the loss, .*test_own_code.py:{line}, in training_step"
+    with pytest.raises(ClientFailure, match=message):
+        make_trainer().fit(Returns(), federation, FedAvg(num_epochs=1))
+
+
+@pytest.mark.filterwarnings("ignore:.* overrides ")
+def test_a_training_step_may_return_the_loss_in_a_mapping(federation: Any, make_trainer: Any) -> None:
+    """Lightning's second form; every client failed in every round."""
+    seen: list[Any] = []
+
+    class Plain(ClientModule):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step(batch, batch_idx)
+
+    class InMapping(ClientModule):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return {"loss": super().training_step(batch, batch_idx), "more": batch_idx}
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            seen.append((outputs["loss"].requires_grad, outputs["more"]))
+
+    plain, mapped = (make_trainer(num_rounds=2).fit(client, federation, FedAvg()) for client in (Plain(), InMapping()))
+    assert mapped == plain
+    assert set(seen) == {(False, 0)}
 
 
 def test_an_error_on_the_stack_has_its_line_too(federation: Any, make_trainer: Any) -> None:
