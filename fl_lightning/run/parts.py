@@ -9,6 +9,7 @@ from fl_lightning.executors.hooks import check_is_client
 from fl_lightning.round.client import ClientModule
 from fl_lightning.run.assembly import Run
 from fl_lightning.strategies import Strategy
+from fl_lightning.strategies.hooks import refuse_misnamed_hooks
 
 #: The parts as passed to a verb; None for a missing one.
 Parts = tuple[ClientModule | None, FederatedDataModule | None, Strategy | None]
@@ -23,7 +24,7 @@ def complete(
     """Replace None by the part of the last run, if there is one, and otherwise the client by the strategy's.
 
     Raises:
-        ValueError: The data or the strategy are missing or of a wrong type.
+        ValueError: The data or the strategy are missing or of a wrong type, or the strategy has a misnamed hook.
     """
     if last is not None:
         client, data, strategy = client or last.model, data or last.datamodule, strategy or last.strategy
@@ -41,6 +42,7 @@ def complete(
             raise ValueError(f"{name} is {called}, which is no {kind.__name__}: give {name}={example}")
     assert data is not None
     assert strategy is not None
+    refuse_misnamed_hooks(strategy)
     return client or strategy.default_client(), data, strategy
 
 

@@ -18,6 +18,8 @@ from torch import Tensor
 from fl_lightning.executors import SequentialExecutor
 from fl_lightning.round.disclosure import describes, what_leaves
 from fl_lightning.strategies import Pooled
+from fl_lightning.strategies.hooks import WrongHook, refuse_misnamed_hooks
+from fl_lightning.strategies.mixing.base import WrongMixing
 from fl_lightning.testing.comparison import assert_same, attributes, learns
 from fl_lightning.testing.runs import FAILING, NUM_CLIENTS, NUM_ROUNDS, StrategyRun, StrategyRuns, rows_of
 
@@ -40,6 +42,15 @@ def check_settings_stay_as_given(runs: StrategyRuns) -> None:
             f"{', '.join(changed)} differ after {after}: leave settings as they are given, and keep what follows from "
             "them in attributes made in setup"
         )
+
+
+def check_hooks_and_mixing(runs: StrategyRuns) -> None:
+    """No method is a misnamed hook, and W has the right shape and rows that sum to one."""
+    try:
+        refuse_misnamed_hooks(runs.strategy)
+        assert runs.sequential
+    except (WrongMixing, WrongHook) as error:
+        raise AssertionError(str(error)) from error
 
 
 def check_metrics_are_finite_and_models_trained(runs: StrategyRuns) -> None:
@@ -282,6 +293,7 @@ def only_rows_of(new: tuple[int, ...], now: Any, then: Any, path: str) -> None:
 
 #: All checks, those that most others rest on first.
 CHECKS: tuple[Check, ...] = (
+    check_hooks_and_mixing,
     check_settings_stay_as_given,
     check_metrics_are_finite_and_models_trained,
     check_executors_agree,

@@ -45,6 +45,40 @@ class HalvesSettings(FedAvg):
         self.share = self.share / 2
 
 
+@breaks(
+    c.check_hooks_and_mixing, r"Flat.mixing_matrix returned shape \(\d,\) for \d clients: return .* shape \(1, \d\)"
+)
+class Flat(FedAvg):
+    def mixing_matrix(self, upload: Payload) -> Tensor:
+        return super().mixing_matrix(upload)[0]
+
+
+@breaks(c.check_hooks_and_mixing, r"returned shape \(\d, \d\) .* with personalized = True in the class")
+class Square(FedAvg):
+    def mixing_matrix(self, upload: Payload) -> Tensor:
+        return torch.eye(len(upload.clients))
+
+
+@breaks(c.check_hooks_and_mixing, "returned rows that sum to .*: divide each row by its sum")
+class Unnormalized(FedAvg):
+    """It passed, and its parameters grew by a factor in every round."""
+
+    def mixing_matrix(self, upload: Payload) -> Tensor:
+        return upload.num_examples[None].double()
+
+
+@breaks(c.check_hooks_and_mixing, "defines aggregate_fit, which nothing calls: override aggregate")
+class Flowers(FedAvg):
+    def aggregate_fit(self, server_round: int, results: Any, failures: Any) -> None:
+        raise AssertionError
+
+
+@breaks(c.check_hooks_and_mixing, r"defines mixing_matrx, which nothing calls: did you mean mixing_matrix\?")
+class Misspelled(FedAvg):
+    def mixing_matrx(self, upload: Payload) -> Tensor:
+        raise AssertionError
+
+
 @breaks(c.check_metrics_are_finite_and_models_trained, "server/ratio are not finite in round 0")
 class DividesByZero(FedAvg):
     def metrics(self) -> dict[str, float]:

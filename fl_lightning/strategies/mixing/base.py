@@ -49,6 +49,8 @@ class Mixing(Strategy):
 
     #: Whether W has a row for every client of the round, not one common row. (Without a type it is not a setting.)
     personalized = False
+    #: Whether every row of W must sum to one; a method of which W is no average says otherwise.
+    rows_sum_to_one = True
     server_state: ClassVar[tuple[str, ...]] = ("models", "breadth")
 
     def __post_init__(self) -> None:
@@ -62,9 +64,11 @@ class Mixing(Strategy):
 
     @abstractmethod
     def mixing_matrix(self, upload: Payload) -> Tensor | Mapping[str, Tensor]:
-        """W over the clients of the upload: (1, C) for one common model, or (C, C).
+        """W over the clients of the upload: (1, C) for one common model, or (C, C) if ``personalized``.
 
-        A mapping from shell-style patterns gives each group of parameters its own W; the first matching pattern counts.
+        Its entries are finite, and its rows sum to one (unless ``rows_sum_to_one`` is False), or the round ends with a
+        ``WrongMixing``. A mapping from shell-style patterns gives each group of parameters its own W; the first
+        matching pattern counts.
         """
 
     def update(self, name: str, before: Tensor, mixed: Tensor) -> Tensor:
@@ -161,10 +165,15 @@ class Mixing(Strategy):
         return self.mixed_models(clients)
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
-        """θ <- W θ for the clients that responded; the others keep what they had."""
+        """θ <- W θ for the clients that responded; the others keep what they had.
+
+        Raises:
+            WrongMixing: ``mixing_matrix`` returned a W of a wrong shape, or one that is no average.
+        """
         if not upload.clients or not upload.parameters:
             return
         mixing = self.mixing_matrix(upload)
+        check_mixing(self, mixing, len(upload.clients))
         if self.personalized:
             self.breadth = mean_breadth(mixing, list(upload.parameters))
         rows = torch.tensor(upload.clients if self.personalized else [0], device=self.federation.device)
@@ -220,6 +229,50 @@ class Mixing(Strategy):
         """The breadth of the last mixing, if each client has a row of its own (``relations/similarity.py``)."""
         result = super().metrics()
         return result if self.breadth is None else {**result, "server/mixing_breadth": self.breadth}
+
+
+class WrongMixing(ValueError):
+    """What a strategy's ``mixing_matrix`` returned is not what it has to be."""
+
+
+#: By how much a row of W may miss one: the rounding of float32 over many clients.
+_MOST_ROUNDING = 1e-3
+
+
+def check_mixing(strategy: Mixing, mixing: Tensor | Mapping[str, Tensor], num_clients: int) -> None:
+    """Refuse a W that is not (1, C) or (C, C), not finite, or no average.
+
+    Args:
+        strategy: Whose W it is.
+        mixing: W, or several by pattern.
+        num_clients: C.
+
+    Raises:
+        WrongMixing: It is refused.
+    """
+    name = f"{type(strategy).__name__}.mixing_matrix"
+    for pattern, matrix in {"": mixing}.items() if isinstance(mixing, Tensor) else mixing.items():
+        of = f"{name} (of {pattern})" if pattern else name
+        shape = (num_clients if strategy.personalized else 1, num_clients)
+        if not isinstance(matrix, Tensor) or tuple(matrix.shape) != shape:
+            found = f"shape {tuple(matrix.shape)}" if isinstance(matrix, Tensor) else f"a {type(matrix).__name__}"
+            raise WrongMixing(
+                f"{of} returned {found} for {num_clients} clients: return a tensor of shape {shape}, since "
+                f"personalized is {strategy.personalized}; (1, C) is one model for all, (C, C) with personalized = True "
+                "in the class has a row for each client"
+            )
+        sums = matrix.detach().double().sum(dim=1)
+        far = (sums - 1).abs().max() if strategy.rows_sum_to_one else 0 * sums.sum()  # nan where W is not finite
+        if not far <= _MOST_ROUNDING:
+            listed = ", ".join(f"{value:.4g}" for value in sums[:5].tolist()) + ", ..." * (len(sums) > 5)
+            remedy = (
+                "divide each row by its sum (fl_lightning.strategies.mixing.base.shares), or set rows_sum_to_one = "
+                "False in the class if W is no average"
+            )
+            what = "values that are not finite" if not sums.isfinite().all() else f"rows that sum to {listed}"
+            raise WrongMixing(
+                f"{of} returned {what}: {remedy if sums.isfinite().all() else 'look for a division by 0'}"
+            )
 
 
 def mix(mixing_RC: Tensor, sent: Tensor, received: Tensor | None) -> Tensor:
