@@ -270,6 +270,7 @@ class Executor(Counted, ABC):
 
     def _begin(self, address: StageAddress) -> None:
         """Record the round of the coming stage; in a new round, no client is active."""
+        self.client.round_idx = address.round_idx
         if address.phase == "callback":
             self._look_back(address.round_idx)
         elif self.round != (address.phase, address.round_idx):
@@ -278,6 +279,7 @@ class Executor(Counted, ABC):
 
     def _look_back(self, round_idx: int) -> None:
         """End the current round if another one is evaluated, so that no client is active."""
+        self.client.round_idx = round_idx
         if self.round is not None and self.round[1] != round_idx:
             self.active = set()
 

@@ -10,6 +10,7 @@
 | ``on_before_zero_grad``, ``on_before_backward``, ``on_after_backward`` | yes | hands over |
 | ``on_before_optimizer_step`` | yes | hands over |
 | all other hooks of Lightning's training and evaluation loops | refused | refused |
+| ``log``, ``logger``, ``current_epoch``, ``global_step``, ``trainer`` (there is ``round_idx``) | refused | refused |
 
 The stacked executor, which steps all clients as one, hands a client with hooks of its own over to the sequential one.
 """

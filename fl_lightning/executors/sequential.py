@@ -57,6 +57,7 @@ class SequentialExecutor(SequentialClients):
             for client in clients:
                 self._activate(client)
                 module = self.modules[client]
+                module.round_idx = request.address.round_idx
                 load(
                     module,
                     {name: tensor[0] for name, tensor in self.received_parameters(request.payload, [client]).items()},

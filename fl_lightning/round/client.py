@@ -25,6 +25,7 @@ from fl_lightning.round.client_checks import check_client_settings, check_module
 from fl_lightning.round.clipping import clipped
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.lr_schedule import LRSchedulerFactory
+from fl_lightning.round.no_trainer import NoTrainer
 from fl_lightning.round.privacy import RecordPrivacy
 from fl_lightning.tasks import NodeClassification, Task
 from fl_lightning.tasks.class_metrics import ClassMetric
@@ -56,7 +57,7 @@ def default_optimizer(parameters: Iterable[Any]) -> Optimizer:
     return Adam(parameters, lr=0.01, fused=True)
 
 
-class ClientModule(LightningModule, Counted):
+class ClientModule(NoTrainer, LightningModule, Counted):  # type: ignore[misc]
     """A client's model, objective, evaluation and optimizer, whatever its task.
 
     Loss, metrics and predictions are those of the task (:mod:`fl_lightning.tasks`), which follows from the data. For

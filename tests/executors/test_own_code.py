@@ -308,6 +308,73 @@ def test_a_failure_goes_to_other_processes_whole() -> None:
     assert failure_of(ValueError("raised nowhere")).location == ""
 
 
+# ---------------------------------------------------------------- what Lightning's Trainer has
+
+
+@pytest.mark.filterwarnings("ignore:.* overrides training_step")
+@pytest.mark.parametrize(
+    ("uses", "instead"),
+    [
+        (lambda client: client.log("mine", 1.0), r"self\.log .*: a metric of the clients is what scores"),
+        (lambda client: client.log_dict({"mine": 1.0}), r"self\.log_dict .*on_evaluate\(trainer, metrics, prefix\)"),
+        (lambda client: client.logger, r"self\.logger .*scores"),
+        (lambda client: client.loggers, r"self\.loggers .*scores"),
+        (lambda client: client.current_epoch, r"self\.current_epoch .*: self\.round_idx is the round"),
+        (lambda client: client.global_step, r"self\.global_step .*self\.context\.step"),
+        (lambda client: client.trainer.max_epochs, r"self\.trainer .*self\.round_idx"),
+    ],
+    ids=["log", "log_dict", "logger", "loggers", "current_epoch", "global_step", "trainer"],
+)
+def test_what_only_a_trainer_has_is_refused_with_what_there_is(
+    uses: Any, instead: str, federation: Any, make_trainer: Any
+) -> None:
+    """They were accepted: values were logged nowhere, and epochs and steps stayed 0."""
+
+    class Uses(ClientModule):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            uses(self)
+            return super().training_step(batch, batch_idx)
+
+    message = rf"all 5 clients failed .*Uses uses {instead}.*test_own_code.py:\d+"
+    with pytest.raises(ClientFailure, match=message):
+        make_trainer().fit(Uses(), federation, FedAvg(num_epochs=1))
+
+
+@pytest.mark.parametrize("executor", [SequentialExecutor, StackedExecutor])
+@pytest.mark.parametrize("resumed", [False, True], ids=["whole", "resumed"])
+def test_a_client_knows_the_round(
+    executor: Any, resumed: bool, federation: Any, make_trainer: Any, tmp_path: Path
+) -> None:
+    seen: dict[bool, set[int]] = {True: set(), False: set()}
+
+    class Warms(ClientModule):
+        """A term that begins in the third round."""
+
+        def loss(self, output: Any, batch: Any) -> Tensor:
+            seen[self.training].add(self.round_idx)
+            return super().loss(output, batch) * (2.0 if self.round_idx >= 2 else 1.0)
+
+        def scores(self, output: Any, batch: Any) -> Any:
+            seen[self.training].add(self.round_idx)
+            return super().scores(output, batch)
+
+    def fit(num_rounds: int, path: Path | None = None) -> Any:
+        trainer = make_trainer(num_rounds=num_rounds, executor=executor(), precision="64-true")
+        trainer.fit(Warms(), federation, FedAvg(num_epochs=2), None if path is None else str(path))
+        return trainer
+
+    if resumed:
+        fit(2).save_checkpoint(tmp_path / "two.ckpt")
+        for each in seen.values():
+            each.clear()
+        fit(4, tmp_path / "two.ckpt")
+    else:
+        fit(4)
+    rounds = {2, 3} if resumed else {0, 1, 2, 3}
+    assert seen[True] - {0} == rounds - {0}  # own code is tried beforehand, as in round 0
+    assert seen[False] - {0} == rounds - {0}
+
+
 # ---------------------------------------------------------------- what is given as a client
 
 

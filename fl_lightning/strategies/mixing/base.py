@@ -258,8 +258,8 @@ def check_mixing(strategy: Mixing, mixing: Tensor | Mapping[str, Tensor], num_cl
             found = f"shape {tuple(matrix.shape)}" if isinstance(matrix, Tensor) else f"a {type(matrix).__name__}"
             raise WrongMixing(
                 f"{of} returned {found} for {num_clients} clients: return a tensor of shape {shape}, since "
-                f"personalized is {strategy.personalized}; (1, C) is one model for all, (C, C) with personalized = True "
-                "in the class has a row for each client"
+                f"personalized is {strategy.personalized}; (1, C) is one model for all, (C, C) with personalized = "
+                "True in the class has a row for each client"
             )
         sums = matrix.detach().double().sum(dim=1)
         far = (sums - 1).abs().max() if strategy.rows_sum_to_one else 0 * sums.sum()  # nan where W is not finite
