@@ -2,11 +2,12 @@
 
 import contextlib
 import inspect
+import os
 import pkgutil
 import sys
 import warnings
 from argparse import RawDescriptionHelpFormatter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from jsonargparse import DefaultHelpFormatter, _typehints
@@ -55,6 +56,22 @@ def _chosen_strategy(words: Sequence[str]) -> type[Strategy]:
         with contextlib.suppress(ImportError, AttributeError, ValueError):  # the parser says what is wrong
             result = pkgutil.resolve_name(name)
     return result if inspect.isclass(result) and issubclass(result, Strategy) else Strategy
+
+
+@contextlib.contextmanager
+def _current_folder_by_path() -> Iterator[None]:
+    """Search the current folder for modules by its whole path where Python searches it as ``''`` (in an interpreter).
+
+    The parser reads a configuration in the configuration's folder, which ``''`` would then mean.
+    """
+    here = os.getcwd() if "" in sys.path else None
+    if here is not None:
+        sys.path.insert(sys.path.index(""), here)
+    try:
+        yield
+    finally:
+        if here is not None:
+            sys.path.remove(here)
 
 
 def _pass_widths_by_name() -> None:
@@ -149,7 +166,8 @@ class FederatedCLI(LightningCLI):
             model = _default_model(_chosen_strategy(words), with_net=with_net)
             for subparser in self._subcommand_parsers.values():
                 subparser.set_defaults({"model": model})
-        self.config = parser.parse_args(words)
+        with _current_folder_by_path():
+            self.config = parser.parse_args(words)
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add trainer, strategy, model and data."""

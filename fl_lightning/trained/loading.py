@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import io
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -345,10 +347,14 @@ def _from_configuration(recorded: Recorded) -> tuple[FederatedTrainer, tuple[Any
         raise ValueError(f"{recorded.path} has no {named}, as runs from Python: pass its client, data and strategy")
     here = ("accelerator=cpu", "devices=1", "num_nodes=1", "strategy=auto", "logger=false", "default_callbacks=false")
     words = ["predict", "--config", str(file), *(f"--trainer.{each}" for each in here)]
+    heard = io.StringIO()
     try:
-        cli = _Rebuilt(words)
-    except SystemExit as error:
-        raise ValueError(f"{file} is no configuration of this version of fl_lightning (see above)") from error
+        with contextlib.redirect_stderr(heard):
+            cli = _Rebuilt(words)
+    except SystemExit:
+        why = heard.getvalue().rpartition("fl-train: error: ")[2].strip()
+        raise ValueError(f"{file} cannot be rebuilt: {why}") from None
+    sys.stderr.write(heard.getvalue())
     return cli.trainer, (cli.model, cli.datamodule, cli.config_init["predict"]["strategy"])  # type: ignore[return-value]
 
 

@@ -1,6 +1,7 @@
 """What leaves a run scores what the run reported, or is refused by name."""
 
 import copy
+import importlib
 import inspect
 import runpy
 import sys
@@ -203,6 +204,21 @@ def test_a_net_of_the_current_folder_comes_back(tmp_path, monkeypatch, capsys) -
     assert main(["export", "runs/federation/version_0", "--client", "client-00", "--to", "mine.pt"]) == 0
     run = fl.load_run("runs/federation/version_0")
     assert run.same(runpy.run_path("load_mine.py")["load"](), run.client("client-00"), "client-00")
+    _comes_back_in_an_interpreter(tmp_path, monkeypatch)
+
+
+def _comes_back_in_an_interpreter(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Python searches the current folder as ``''``: the run's folder while its configuration was read."""
+    monkeypatch.delitem(sys.modules, "net_of_mine")
+    monkeypatch.setattr(sys, "path", ["", *(each for each in sys.path if each != str(folder))])
+    before = list(sys.path)
+    assert fl.load_run("runs/federation/version_0").names[0] == "client-00"
+    assert sys.path == before
+    monkeypatch.delitem(sys.modules, "net_of_mine")
+    (folder / "net_of_mine.py").unlink()
+    importlib.invalidate_caches()
+    with pytest.raises(ValueError, match=r"cannot be rebuilt: .*net_of_mine.Net' cannot be imported: .*No module"):
+        fl.load_run("runs/federation/version_0")
 
 
 def test_a_rule_stays(federation, make_model, make_trainer, tmp_path) -> None:
