@@ -84,6 +84,7 @@ class InMemoryExampleSet(ExampleSetSource):
         task: Whether targets are ``classes``, ``labels`` or ``numbers``; None to tell by their type and shape.
 
     Example:
+        >>> import torch
         >>> import fl_lightning as fl
         >>> images = torch.randn(200, 1, 8, 8), torch.arange(200) % 10
         >>> data = fl.FederatedDataModule(images, fl.data.DirichletPartitioner(num_clients=4, min_nodes=10))
