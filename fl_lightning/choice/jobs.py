@@ -178,7 +178,7 @@ _FOUND = {
     "result": mapping(text(), either(real(-1e300, 1e300), nothing), 10_000),
     "marks": mapping(text(), anything, 100),
     "num_rounds": whole(0, MOST),
-    "bytes": mapping(one_of("down", "up"), whole(0, 2**60), 2),
+    "bytes": mapping(one_of("down", "up", "peer"), whole(0, 2**60), 3),
     "seconds": real(0, 1e12),
     "failures": mapping(text(), whole(0, MOST), MOST_CLIENTS),
     "partition_hash": text(shortest=0),
