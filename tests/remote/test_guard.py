@@ -142,7 +142,9 @@ def test_a_mean_of_too_few_examples_is_withheld_for_its_class_alone(run) -> None
 
 def _again(run: Any, least: int) -> list[Message]:
     for path in run.channel.sites[0].folder.parent.rglob("*"):
-        if path.is_file() and "key" not in path.name:
+        if path.name == "account_key":  # the secret, without the records that it names
+            path.write_bytes(path.read_bytes()[:32])
+        elif path.is_file() and "key" not in path.name:
             path.unlink()
     return answers(run(lambda: FedProto(num_epochs=1), num_rounds=1, min_examples=least), "run")
 
