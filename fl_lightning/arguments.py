@@ -102,6 +102,18 @@ def _escaped(char: str) -> str:
     return char if is_kept else char.encode("unicode_escape").decode()
 
 
+def say(line: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(f"{printable(line)}\n")
+    sys.stdout.flush()
+
+
+def mistake(verb: str, error: Exception) -> int:
+    """Name a mistake of the user's in a verb; returns the exit code that stands for one."""
+    sys.stderr.write(printable(f"fl-train {verb}: error: {error}\n"))
+    return 2
+
+
 def fail(message: str, code: int = 2) -> NoReturn:
     """End the program with a one-line message; exit code 2 stands for a mistake of the user."""
     sys.stderr.write(f"fl-train: error: {printable(' '.join(message.split()))}\n")

@@ -2,13 +2,12 @@
 
 import argparse
 import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fl_lightning.arguments import fail, printable
+from fl_lightning.arguments import fail, say
 from fl_lightning.extras import require
 from fl_lightning.yaml_input import parse_yaml
 
@@ -71,14 +70,14 @@ def main(arguments: Sequence[str]) -> int:
     )
     signal.signal(signal.SIGTERM, _stop)
     try:
-        answer = answer_of(asked, _say) if options.kit is None else _answer_at_sites(options, asked)
+        answer = answer_of(asked, say) if options.kit is None else _answer_at_sites(options, asked)
     except KeyboardInterrupt:
         fail("stopped; the same command goes on", code=130)
     except BrokenPipeError:
         raise
     except (WrongChoice, WrongStudy, OSError) as error:
         fail(str(error))
-    _say(f"\n{answer}")
+    say(f"\n{answer}")
     return 0
 
 
@@ -86,7 +85,7 @@ def _answer_at_sites(options: argparse.Namespace, asked: "Asked") -> "Answer":
     require("flare", "fl-train choose --kit")
     from fl_lightning.choice.jobs import answer_at_sites
 
-    return answer_at_sites(asked, Path(options.kit), options.sites or (), _say, secure=options.secure)
+    return answer_at_sites(asked, Path(options.kit), options.sites or (), say, secure=options.secure)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -139,8 +138,3 @@ def _axis(word: str) -> tuple[str, list[Any]]:
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(f"{printable(line)}\n")
-    sys.stdout.flush()

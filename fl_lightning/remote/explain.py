@@ -14,6 +14,7 @@ from fl_lightning.remote.job import open_site
 from fl_lightning.remote.job_schema import PRECISIONS, Job, NotAJob
 from fl_lightning.remote.message import Message
 from fl_lightning.remote.policy import Refused
+from fl_lightning.remote.questions import rounds_of
 from fl_lightning.remote.release import check_hidden, pay_for
 from fl_lightning.remote.sealed import copy_account
 from fl_lightning.remote.secure import check_stage, threshold_of
@@ -22,7 +23,6 @@ from fl_lightning.round.disclosure import COUNTS, what_leaves
 from fl_lightning.round.payload import FLAT, Payload
 from fl_lightning.round.privacy import RecordPrivacy, epsilon_of
 from fl_lightning.round.stage import Stage
-from fl_lightning.trainer import FederatedTrainer
 
 #: The folder of the account in a site's kit.
 _ACCOUNTS = ("account", "_account")
@@ -59,9 +59,7 @@ def explain(job: Job, site_file: Path) -> tuple[list[str], list[str]]:
 
 def _rounds(job: Job) -> tuple[int, int]:
     """The number of rounds of the job, and how many of them end with evaluations."""
-    trainer = FederatedTrainer(logger=False)
-    num_rounds = job.trainer.get("num_rounds", trainer.num_rounds)
-    every = job.trainer.get("evaluate_every", trainer.evaluate_every)
+    num_rounds, every = rounds_of(job)
     return num_rounds, math.ceil(num_rounds / every)
 
 
@@ -204,10 +202,7 @@ def _refusals(job: Job, site: Site) -> Iterator[str]:
     """What the site would refuse while the job runs, which is asked in each round; it is counted as the site counts."""
     if site.client_data.num_examples < site.policy.min_examples:
         yield "this site has too few training examples to respond"
-    num_rounds, every = (
-        _rounds(job)[0],
-        job.trainer.get("evaluate_every", FederatedTrainer(logger=False).evaluate_every),
-    )
+    num_rounds, every = rounds_of(job)
     refused: set[str | None] = set()  # None for metrics
     tried: set[str] = set()
     rounds: list[tuple[int, Sequence[Stage]]] = [(0, site.strategy.initial_stages())]

@@ -1,5 +1,6 @@
 """A site's checks of a server's messages: anything that no honest server sends is refused before anything changes."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from fl_lightning.remote.policy import Refused, SitePolicy
 from fl_lightning.remote.schema import OF_SUMS, QUESTIONS, WrongMessage, check_facts, shown
 from fl_lightning.round.payload import FLAT
 from fl_lightning.tasks import Task
+from fl_lightning.trainer import FederatedTrainer
 
 #: Kinds of messages with tensors.
 _WITH_TENSORS = ("start", "run", "evaluate", "predict")
@@ -56,6 +58,13 @@ def check_start(message: Message, client_data: ClientData, task: Task, own: Sequ
     }
     if names := [name for name, is_wrong in wrong.items() if is_wrong]:
         raise Refused(f"the server's message 'start' is wrong: its {', '.join(names)} cannot be this site's")
+
+
+def rounds_of(job: Job) -> tuple[int, int]:
+    """A job's rounds, and the rounds from one evaluation to the next; the trainer's own if it does not say."""
+    trainer = inspect.signature(FederatedTrainer).parameters
+    num_rounds, every = (job.trainer.get(name, trainer[name].default) for name in ("num_rounds", "evaluate_every"))
+    return num_rounds, every
 
 
 def check_terms(about: Mapping[str, Any], policy: SitePolicy, job: Job | None) -> None:

@@ -35,7 +35,7 @@ from fl_lightning.remote.membership import Membership
 from fl_lightning.remote.message import Message, packed
 from fl_lightning.remote.own import own_of, with_own_outputs
 from fl_lightning.remote.policy import Refused, SitePolicy
-from fl_lightning.remote.questions import check_question, check_start, check_terms
+from fl_lightning.remote.questions import check_question, check_start, check_terms, rounds_of
 from fl_lightning.remote.release import (
     check_hidden,
     check_plan,
@@ -54,7 +54,6 @@ from fl_lightning.run.folder import private_folder
 from fl_lightning.run.predictions import Predicted, write_predictions
 from fl_lightning.strategies import Strategy
 from fl_lightning.tasks import Drawing
-from fl_lightning.trainer import FederatedTrainer
 
 _log = logging.getLogger(__name__)
 #: Messages that belong to a sum under secure aggregation, and only there.
@@ -121,7 +120,7 @@ class Site:
             self.accountant = open_accounts(self.policy, account)
         except ValueError as error:
             raise Refused(str(error)) from error
-        num_rounds = None if job is None else job.trainer.get("num_rounds", FederatedTrainer().num_rounds)
+        num_rounds = None if job is None else rounds_of(job)[0]
         self.guard = Guard(self.policy, client_data, self.ledger, num_rounds=num_rounds)
         self.current = ""
         self.last: Message | None = None

@@ -1,11 +1,10 @@
 """Runs side by side, in the terminal and on a page: ``fl-train compare RUN RUN...``."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 import fl_lightning.report
-from fl_lightning.arguments import printable
+from fl_lightning.arguments import mistake
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -31,8 +30,7 @@ def main(arguments: Sequence[str]) -> int:
         comparison = fl_lightning.report.compare(given.runs, reference=given.reference)
         page = comparison.write(given.output)
     except (ValueError, OSError) as error:
-        sys.stderr.write(printable(f"fl-train compare: error: {error}\n"))
-        return 2
+        return mistake("compare", error)
     console = Console()
     console.print(comparison)
     console.print(plain_text(page), soft_wrap=True)

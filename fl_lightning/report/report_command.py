@@ -1,11 +1,10 @@
 """Regenerate the pages of runs from their folders: ``fl-train report RUN...``."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 import fl_lightning.report
-from fl_lightning.arguments import printable
+from fl_lightning.arguments import mistake, printable
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -23,6 +22,5 @@ def main(arguments: Sequence[str]) -> int:
         for folder in fl_lightning.report.folders(given.runs):
             print(printable(str(fl_lightning.report.write(folder, against=given.against))))
     except (ValueError, OSError) as error:
-        sys.stderr.write(printable(f"fl-train report: error: {error}\n"))
-        return 2
+        return mistake("report", error)
     return 0

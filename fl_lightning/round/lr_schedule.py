@@ -80,8 +80,9 @@ class LRSchedule:
 
 def set_groups(optimizer: Optimizer, settings: GroupSettings) -> None:
     """Give each group of an optimizer its settings, if there are any."""
-    for group, values in zip(optimizer.param_groups, settings, strict=False):
-        group.update(values)
+    if settings:
+        for group, values in zip(optimizer.param_groups, settings, strict=True):
+            group.update(values)
 
 
 class _Groups(Optimizer):

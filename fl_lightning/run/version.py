@@ -47,6 +47,11 @@ def version_of(strategy: str, data: Mapping[str, Any], own: str = "") -> str:
     return "; ".join([".".join(numbers), *kinds, *(f"{name} {_installed(name)}" for name in _PACKAGES), *mine])
 
 
+def own_digest(version: str) -> str:
+    """The digest of the user's own classes in a version; empty where there are none."""
+    return version.partition("; own ")[2]
+
+
 @functools.cache
 def sources() -> dict[str, str]:
     """A digest of each source file that computes: of its syntax, without comments and docstrings."""

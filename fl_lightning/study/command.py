@@ -15,9 +15,9 @@ from typing import NoReturn
 import pandas as pd
 from rich.console import Console
 
-from fl_lightning.arguments import fail, printable
+from fl_lightning.arguments import fail, say
 from fl_lightning.extras import require
-from fl_lightning.run.version import sources
+from fl_lightning.run.version import own_digest, sources
 from fl_lightning.study.cluster import KINDS, Cluster
 from fl_lightning.study.definition import Study
 from fl_lightning.study.marks import legend, with_signs
@@ -157,7 +157,7 @@ def _run(study: Study, options: argparse.Namespace) -> int:
         "state_seconds": options.state_seconds,
     }
     cluster = _cluster(options)
-    runner = Runner(study, Store(study.results), say=_say, **given)
+    runner = Runner(study, Store(study.results), say=say, **given)
     signal.signal(signal.SIGTERM, _stop)
     try:
         with Pool(study.processes) as pool:
@@ -171,10 +171,10 @@ def _run(study: Study, options: argparse.Namespace) -> int:
         fail("stopped; the same command resumes it", code=130)
     _write(study)
     for title, error in tally.failed.items():
-        _say(f"failed: {title}: {error}")
+        say(f"failed: {title}: {error}")
     for name in tally.waiting:
-        _say(f"no setting could be chosen for {name}")
-    _say(f"{count_of(tally.trained)} trained, {len(tally.failed)} failed, {tally.missing} missing: {study.results}")
+        say(f"no setting could be chosen for {name}")
+    say(f"{count_of(tally.trained)} trained, {len(tally.failed)} failed, {tally.missing} missing: {study.results}")
     has_lost_jobs = cluster is not None and tally.missing and options.minutes is None
     return 1 if tally.failed or has_lost_jobs else 0
 
@@ -194,11 +194,6 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _say(line: str) -> None:
-    sys.stdout.write(f"{printable(line)}\n")
-    sys.stdout.flush()
-
-
 def _write(study: Study) -> pd.DataFrame:
     store = Store(study.results)
     table = tidy(Progress(study, store))
@@ -212,7 +207,7 @@ def _status(study: Study, options: argparse.Namespace) -> int:
     store = Store(study.results)
     progress = Progress(study, store)
     shown = PlainTable("method", "done", "failed", "stale", "missing", "of", title=f"{study.title} ({study.results})")
-    runner = Runner(study, store, say=_say)
+    runner = Runner(study, store, say=say)
     present: list[StudyRun] = []
     for method in study.methods:
         counts: Counter[str] = Counter()
@@ -232,7 +227,7 @@ def _status(study: Study, options: argparse.Namespace) -> int:
     Console().print(shown)
     left = list(runner.todo())
     seconds = runner.estimate(left) / study.processes
-    _say(
+    say(
         f"{count_of(len(left))} to do"
         + (f", about {duration(seconds)} with {study.processes} processes" if seconds else "")
     )
@@ -242,7 +237,7 @@ def _status(study: Study, options: argparse.Namespace) -> int:
     records = [progress.records[run.key] for run in present]
     for record in records:
         if record["error"]:
-            _say(f"failed: {record['method']} on {record['case']}, seed {record['seed']}: {record['error']}")
+            say(f"failed: {record['method']} on {record['case']}, seed {record['seed']}: {record['error']}")
     _tell_warnings(message for record in records for message in record.get("warnings", ()))
     return 0
 
@@ -253,7 +248,7 @@ def _tell_warnings(messages: Iterable[str]) -> None:
     for message in messages:
         groups.setdefault(re.sub(r"\d[\w.,-]*", "", message), []).append(message)
     for same in sorted(groups.values(), key=len, reverse=True)[:_MOST_WARNINGS]:
-        _say(f"{count_of(len(same))} warned: {same[0]}")
+        say(f"{count_of(len(same))} warned: {same[0]}")
 
 
 def _tell_changed_sources(progress: Progress) -> None:
@@ -266,32 +261,32 @@ def _tell_changed_sources(progress: Progress) -> None:
     if older:
         some = ", ".join(sorted(changed)[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
         check = f"fl-train study check {progress.study.path}"
-        _say(f"{count_of(older)} computed before these files changed: {some}; {check} compares one of each method")
+        say(f"{count_of(older)} computed before these files changed: {some}; {check} compares one of each method")
 
 
 def _tell_changed_own_files(progress: Progress, runs: Iterable[StudyRun]) -> None:
-    stale, changed = 0, set[str]()
+    known, stale, changed = progress.store.known_sources(), 0, set[str]()
     for run in runs:
         record = progress.records[run.key]
         if run.own and record["version"] != run.version:
-            then, now = progress.store.own_sources(record), progress.study.own_files(run.own)
+            then, now = known.get(own_digest(record["version"]), {}), progress.study.own_files(run.own)
             if differ := {name for name in {*then, *now} if then.get(name) != now.get(name)}:
                 stale, changed = stale + 1, changed | differ
     if stale:
         some = ", ".join(sorted(changed)[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
-        _say(f"{count_of(stale)} stale, computed before these files of your own changed, or were recorded: {some}")
+        say(f"{count_of(stale)} stale, computed before these files of your own changed, or were recorded: {some}")
 
 
 def _check(study: Study, options: argparse.Namespace) -> int:
     with Pool(options.processes or study.processes) as pool:
-        changed = check(study, Store(study.results), pool, _say, options.methods or ())
+        changed = check(study, Store(study.results), pool, say, options.methods or ())
     progress = Progress(study, Store(study.results))
     stale = [run.method for run in changed if progress.state(run) == "stale"]
     others = [run.method for run in changed if run.method not in stale]
     if stale:
-        _say(f"stale: {', '.join(stale)}; fl-train study run {study.path} trains what is stale again")
+        say(f"stale: {', '.join(stale)}; fl-train study run {study.path} trains what is stale again")
     if others:
-        _say(
+        say(
             f"not reproduced, although nothing that makes a run stale has changed: {', '.join(others)}. If code of "
             "fl_lightning was edited, raise MATHEMATICS in fl_lightning/run/version.py; otherwise look for another "
             "machine, or for a file that code of your own reads"
@@ -311,19 +306,19 @@ def _train(study: Study, options: argparse.Namespace) -> int:
         fail(f"--run {options.run} is not to do in {study.path}: take one of fl-train study sweep {study.path}")
     if record["error"]:
         fail(record["error"], code=1)
-    _say(f"{record['method']} on {record['case']}, seed {record['seed']}: {record['monitor']} {record['val']:.4g}")
+    say(f"{record['method']} on {record['case']}, seed {record['seed']}: {record['monitor']} {record['val']:.4g}")
     return 0
 
 
 def _seal(study: Study, options: argparse.Namespace) -> int:
-    _say(f"{Store(study.results).seal()} more lines have a checksum in {study.results / 'checksums.txt'}")
+    say(f"{Store(study.results).seal()} more lines have a checksum in {study.results / 'checksums.txt'}")
     return 0
 
 
 def _report_damaged(study: Study, store: Store) -> None:
     if store.damaged:
         some = ", ".join(store.damaged[:5]) + (f" and {len(store.damaged) - 5} more" if store.damaged[5:] else "")
-        _say(
+        say(
             f"ignored in {study.results}, because they are damaged: {some}; restore the files from a copy, or let "
             f"fl-train study run train these again (older lines without a checksum: fl-train study seal {study.path})"
         )
@@ -343,7 +338,7 @@ def _report(study: Study, options: argparse.Namespace) -> int:
 
     table = _write(study)
     _check_results(study, table)
-    _say(str(write_report(Progress(study, Store(study.results)), table)))
+    say(str(write_report(Progress(study, Store(study.results)), table)))
     return 0
 
 
@@ -362,12 +357,12 @@ def _table(study: Study, options: argparse.Namespace) -> int:
 
         shown = with_shares(shown, table, progress.ceilings)
     if options.markdown:
-        _say("\n\n".join(filter(None, (markdown(shown, "method"), legend(table)))))
+        say("\n\n".join(filter(None, (markdown(shown, "method"), legend(table)))))
         return 0
     for part in for_terminal(shown, "method", title=study.title, width=console.width):
         console.print(part)
     if meaning := legend(table, plain=plain):
         console.print(plain_text(meaning))
     if lacking:
-        _say(f"nothing was run yet of {'; '.join(lacking)}")
+        say(f"nothing was run yet of {'; '.join(lacking)}")
     return 0

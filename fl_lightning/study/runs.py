@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fl_lightning.run.own_code import digest_of_files, own_files, own_names
-from fl_lightning.run.version import version_of
+from fl_lightning.run.version import own_digest, version_of
 from fl_lightning.study.definition import Study
 from fl_lightning.study.edge import Point
 from fl_lightning.study.schema import Settings, Until, WrongStudy, read_yaml
@@ -62,7 +62,7 @@ class StudyRun:
     def own_files_now(self) -> dict[str, str] | None:
         """The files of the user's own classes; None if one has changed since the run was made."""
         files = own_files(self.own)
-        return files if not files or self.version.endswith(f"; own {digest_of_files(files)}") else None
+        return files if not files or own_digest(self.version) == digest_of_files(files) else None
 
 
 def make_run(

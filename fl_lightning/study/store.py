@@ -138,10 +138,6 @@ class Store:
         if files := run.own_files_now:
             self.keep_sources(digest_of_files(files), files)
 
-    def own_sources(self, record: Record) -> dict[str, str]:
-        """The files of the user's own classes that a run was computed with; empty where they are not known."""
-        return self.known_sources().get(record["version"].rpartition("; own ")[2], {})
-
     def seal(self) -> int:
         """Accept the lines without a checksum: store theirs in ``checksums.txt``; returns how many are new."""
         known = self._known_checksums()

@@ -1,11 +1,10 @@
 """Write a client's trained model to a file, with what loads it: ``fl-train export RUN --client NAME --to FILE``."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fl_lightning.arguments import printable
+from fl_lightning.arguments import mistake
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -28,7 +27,6 @@ def main(arguments: Sequence[str]) -> int:
         run = load_run(given.run, checkpoint=given.checkpoint)
         loader = export(run, given.client, Path(given.to))
     except (ValueError, OSError) as error:
-        sys.stderr.write(printable(f"fl-train export: error: {error}\n"))
-        return 2
+        return mistake("export", error)
     print(f"{given.to}, which {loader} loads: {run.strategy} after round {run.round_idx}")
     return 0

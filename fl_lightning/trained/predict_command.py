@@ -1,11 +1,10 @@
 """Predict new data with the model of a run: ``fl-train predict RUN --data FILE --client NAME``."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fl_lightning.arguments import printable
+from fl_lightning.arguments import mistake
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -36,7 +35,6 @@ def main(arguments: Sequence[str]) -> int:
         predicted = run.predict(data, given.client, num_finetune_epochs=given.finetune)
         run.write_predictions(Path(given.to), data, predicted)
     except (ValueError, OSError) as error:
-        sys.stderr.write(printable(f"fl-train predict: error: {error}\n"))
-        return 2
+        return mistake("predict", error)
     print(f"{len(predicted)} predictions in {given.to}: {run.strategy} after round {run.round_idx}")
     return 0

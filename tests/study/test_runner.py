@@ -11,6 +11,7 @@ import pytest
 from study_pool import HerePool, invented, partition
 
 from fl_lightning.run import version
+from fl_lightning.run.version import own_digest
 from fl_lightning.study import command, runs, worker
 from fl_lightning.study.definition import Study, WrongStudy
 from fl_lightning.study.progress import Progress
@@ -190,7 +191,7 @@ def test_what_was_computed_with_own_code_that_was_edited_is_stale(
     parts = {"methods": methods, "baselines": ["FedAvg"], "states_gb": 1}
     run(make_study(**parts))
     before = progress(make_study(**parts)).report("Mine", "plain")[0]
-    assert Store(make_study().results).own_sources({"version": before.version}).keys() == {"factors.py", "mine.py"}
+    assert Store(make_study().results).known_sources()[own_digest(before.version)].keys() == {"factors.py", "mine.py"}
     assert run(make_study(**parts))[1].trained == []
     (tmp_path / "factors.py").write_text("RATE = 2")
     table = tidy(progress(make_study(**parts)))
