@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fl_lightning.executors import SequentialExecutor
 from fl_lightning.round.disclosure import describes, what_leaves
+from fl_lightning.run.newcomer import joined
 from fl_lightning.strategies import Pooled
 from fl_lightning.strategies.hooks import WrongHook, refuse_misnamed_hooks
 from fl_lightning.strategies.mixing.base import WrongMixing
@@ -279,6 +280,34 @@ def check_unseen_clients_do_not_train_the_server(runs: StrategyRuns) -> None:
                 only_rows_of(new, server[name], part, name)
 
 
+def check_newcomers_are_as_held_out(runs: StrategyRuns) -> None:
+    """Who joins after the training gets the model of a client that was held out, unless nobody can join."""
+    if runs.strategy.needs_cross_edges or runs.data.registry.own:
+        return
+    before, expected = runs.without_last(), runs.last_held_out()
+    run, name = before.trainer.run, runs.data.registry.names[-1]
+    run.round_idx = int(before.result["best_round"]) + 1
+    run.strategy.load_state_dict(copy.deepcopy(before.seen.states[run.round_idx]["strategy"]))
+    kept, relation_CC = copy.deepcopy(run.strategy.state_dict()), runs.data.relation_CC
+    neighbors = None if relation_CC is None else dict(zip(run.registry.names, relation_CC[-1].tolist(), strict=False))
+    try:
+        _, scores = joined(run, runs.data.clients[-1], neighbors, None)
+    except (ValueError, IndexError, KeyError, RuntimeError) as error:
+        if not run.strategy.takes_newcomers:
+            return
+        raise AssertionError(
+            f"{name} cannot join after the training ({type(error).__name__}: {error}): what the server keeps of each "
+            "client has a row for each (the first dimension), or set takes_newcomers = False in the class"
+        ) from error
+    assert_same(
+        scores,
+        {key.removeprefix("unseen/"): value for key, value in expected.result.items() if key.startswith("unseen/")},
+        tolerance=1e-6,
+        advice=f"{name} joins after the training otherwise than if it had been held out",
+    )
+    assert_same(run.strategy.state_dict(), kept, advice="the server of the run changed when somebody joined")
+
+
 def only_rows_of(new: tuple[int, ...], now: Any, then: Any, path: str) -> None:
     """Refuse a state that differs in more than the rows of unseen clients."""
     if isinstance(then, Mapping | list | tuple):
@@ -310,6 +339,7 @@ CHECKS: tuple[Check, ...] = (
     check_evaluation_changes_nothing,
     check_checkpoint_scores_as_reported,
     check_unseen_clients_do_not_train_the_server,
+    check_newcomers_are_as_held_out,
 )
 
 

@@ -149,6 +149,14 @@ class _Absent(Participation):
         return {client: 1.0 for client in clients if client != FAILING}, []
 
 
+class _LastHeldOut(Participation):
+    """All clients but the last take part."""
+
+    def training_clients(self, num_clients: int, seed: int) -> tuple[int, ...]:
+        """The first ones."""
+        return tuple(range(num_clients - 1))
+
+
 class _Silent(Callback):
     """Nothing that one client sends arrives, also where it is asked before round 0."""
 
@@ -232,7 +240,13 @@ class StrategyRuns:
         return FederatedTrainer(executor=executor or StackedExecutor(max_padding=0.9), **{**defaults, **settings})
 
     def run(
-        self, executor: Executor | None = None, *, checkpoints: str = "", resumed: Path | None = None, **settings: Any
+        self,
+        executor: Executor | None = None,
+        *,
+        checkpoints: str = "",
+        resumed: Path | None = None,
+        data: Any = None,
+        **settings: Any,
     ) -> StrategyRun:
         """Run a copy of the strategy.
 
@@ -240,11 +254,13 @@ class StrategyRuns:
             executor: The stacked one, with all clients in one group, where it is left out.
             checkpoints: Folder for one after every round; none where it is empty.
             resumed: The checkpoint to go on from.
+            data: Another federation.
             settings: The trainer's.
         """
         seen = _Recorder(self.folder / checkpoints if checkpoints else None)
         trainer = self.trainer(executor, **{**settings, "callbacks": [*settings.get("callbacks", []), seen]})
-        result = trainer.fit(*self.parts(), ckpt_path=None if resumed is None else str(resumed))
+        client, usual, strategy = self.parts()
+        result = trainer.fit(client, data or usual, strategy, ckpt_path=None if resumed is None else str(resumed))
         return StrategyRun(trainer, result, seen)
 
     # ------------------------------------------------------------------ four rounds, of some clients
@@ -278,6 +294,18 @@ class StrategyRuns:
             torch.manual_seed(99)
             return self.run(num_rounds=2)
 
+    # ------------------------------------------------------------------ two rounds, of all clients but the last
+
+    def last_held_out(self) -> StrategyRun:
+        """The last client joins at the end."""
+        return self.run(SequentialExecutor(), num_rounds=2, participation=_LastHeldOut())
+
+    def without_last(self) -> StrategyRun:
+        """There is no last client."""
+        return self.run(SequentialExecutor(), num_rounds=2, data=_without_last(self.data))
+
+    # ------------------------------------------------------------------ a client that fails
+
     def failing(self) -> StrategyRun:
         """The same where one client computes nan, and nothing of it arrives."""
         return self.run(num_rounds=2, callbacks=[_Fails(), _Silent()])
@@ -285,6 +313,16 @@ class StrategyRuns:
     def without(self) -> StrategyRun:
         """The same where that client is not asked."""
         return self.run(num_rounds=2, callbacks=[_Silent()], participation=_Absent())
+
+
+def _without_last(data: Any) -> Any:
+    """A copy of a federation that is set up, without its last client."""
+    result, allocation = copy.copy(data), data.allocation
+    result.__dict__.pop("registry", None)  # is made anew
+    few = {name: getattr(allocation, name)[:-1] for name in ("clients", "groups", "own_outputs")}
+    result._allocation = dataclasses.replace(allocation, **few)
+    result._relation_CC = None if data.relation_CC is None else data.relation_CC[:-1, :-1]
+    return result
 
 
 def rows_of(tensors: dict[str, Tensor], clients: Sequence[int]) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fl_lightning.arguments import mistake
+from fl_lightning.trained.arguments import add_neighbors, weights_of
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -17,6 +18,8 @@ def main(arguments: Sequence[str]) -> int:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--client", metavar="NAME", help="the client whose model it is")
     which.add_argument("--global", action="store_true", dest="server", help="the server's model, of all clients")
+    which.add_argument("--onboard", metavar="FILE", help="the data of a new client, which joins by training on them")
+    add_neighbors(parser)
     parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="which round (default: best)")
     parser.add_argument("--to", default="model.pt", metavar="FILE", help="the file, .pt or .safetensors (%(default)s)")
     given = parser.parse_args(arguments)
@@ -25,7 +28,11 @@ def main(arguments: Sequence[str]) -> int:
 
     try:
         run = load_run(given.run, checkpoint=given.checkpoint)
-        loader = export(run, given.client, Path(given.to))
+        client = given.client
+        if given.onboard:
+            run = run.onboard(given.onboard, neighbors=weights_of(given.neighbors))
+            (client,) = run.names
+        loader = export(run, client, Path(given.to))
     except (ValueError, OSError) as error:
         return mistake("export", error)
     print(f"{given.to}, which {loader} loads: {run.strategy} after round {run.round_idx}")

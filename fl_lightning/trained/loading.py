@@ -2,9 +2,7 @@
 
 import contextlib
 import dataclasses
-import io
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +11,6 @@ from torch import Tensor, nn
 
 from fl_lightning.batches.base import Batch, Collator, single
 from fl_lightning.batches.client_data import ClientData
-from fl_lightning.cli import FederatedCLI
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.settings import check_count, user_path
 from fl_lightning.executors import Executor, SequentialExecutor
@@ -25,21 +22,15 @@ from fl_lightning.round.client import ClientModule, NetFactory
 from fl_lightning.round.stage import Evaluation, tune
 from fl_lightning.run import checkpoint as checkpoints
 from fl_lightning.run.assembly import Run
+from fl_lightning.run.newcomer import joined
 from fl_lightning.run.predictions import Predicted, write_predictions
 from fl_lightning.strategies import Strategy
 from fl_lightning.trained.models import inputs_of, model_of
 from fl_lightning.trained.new_data import Like, as_client_data, numbers_of, read_new
-from fl_lightning.trainer import FederatedTrainer
+from fl_lightning.trained.rebuilt import from_configuration, from_parts
 
 #: Two predictions that differ by less are the same: sums are added in another order.
 TOLERANCE = 1e-4
-
-
-class _Rebuilt(FederatedCLI):
-    """The objects of a configuration; its verb is not run."""
-
-    def _run_subcommand(self, subcommand: str) -> None:
-        return
 
 
 def load_run(
@@ -80,32 +71,44 @@ def load_run(
         raise ValueError(f"{path} has no checkpoints/{checkpoint}.ckpt: train with the callback FederatedCheckpoint")
     with _random_numbers_as_they_were():
         if client is None and data is None and strategy is None:
-            trainer, parts = _from_configuration(recorded)
+            trainer, parts = from_configuration(recorded)
         else:
-            trainer, parts = _from_parts(checkpoints.peek(file)), (client, data, strategy)
+            trainer, parts = from_parts(checkpoints.peek(file)), (client, data, strategy)
         trainer.executor = SequentialExecutor()
         run = trainer.restored(*parts, ckpt_path=str(file))
-    return LoadedRun(recorded, run)
+    run.scored_round = run.last_round
+    return LoadedRun(recorded, run, {run.registry.names[client]: client for client in run.training_clients})
 
 
 class LoadedRun:
-    """What :func:`load_run` returns.
+    """What :func:`load_run` returns, or :meth:`onboard`.
 
     Attributes:
         recorded: What the run's files say of it.
-        names: Names of the training clients.
+        names: Names of the training clients; after :meth:`onboard` of the newcomer alone.
         round_idx: The round after which the models were saved, from 0.
+        scores: The newcomer's metrics; empty for the clients of the training, whose metrics are in ``recorded``.
     """
 
-    def __init__(self, recorded: Recorded, run: Run) -> None:
+    def __init__(
+        self,
+        recorded: Recorded,
+        run: Run,
+        index: Mapping[str, int],
+        *,
+        like: int | None = None,
+        scores: Mapping[str, float] | None = None,
+    ) -> None:
         self.recorded = recorded
         self._run = run
-        self._index = {run.registry.names[client]: client for client in run.training_clients}
+        self._index, self._like = dict(index), like
         self.names = tuple(self._index)
         self.round_idx = run.last_round
+        self.scores = dict(scores or {})
         with _random_numbers_as_they_were():
-            self._evaluations = dict(run.strategy.evaluations(run.training_clients))
-            self._predicted = run.executor.predict(self._evaluations[""], run.training_clients, run.last_round)
+            clients = tuple(self._index.values())
+            self._evaluations = dict(run.strategy.evaluations(clients))
+            self._predicted = run.executor.predict(self._evaluations[""], clients, run.scored_round)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.recorded.path)!r}, {self.strategy}, {len(self.names)} clients)"
@@ -168,9 +171,7 @@ class LoadedRun:
             ValueError: Each client has a model of its own.
         """
         module, way = self._shared()
-        return model_of(
-            module, way.output, self._run.registry.task, self._run.datamodule.clients[self._client(self.names[0])]
-        ).eval()
+        return model_of(module, way.output, self._run.registry.task, self.data(self.names[0])).eval()
 
     def _shared(self) -> tuple[ClientModule, Evaluation]:
         """The first client with the model that all share, and the way in which that is evaluated.
@@ -207,11 +208,59 @@ class LoadedRun:
             client_data=self.data(name),
             registry=self._run.registry,
             source=self._run.datamodule.source,
-            preparation=self._run.datamodule.source.preparation_of(index),
+            preparation=self._run.datamodule.source.preparation_of(index if self._like is None else self._like),
         )
         result = as_client_data(like.client_data, given, like)
         like.check(result)
         return result
+
+    def onboard(
+        self,
+        new: Any,
+        name: str = "newcomer",
+        *,
+        like: str | None = None,
+        neighbors: Mapping[str, float] | None = None,
+        num_epochs: int | None = None,
+    ) -> "LoadedRun":
+        """Let a new client join the federation as it was trained, and give it the model that its method has for it.
+
+        It does what clients that were held out do at the end of a run (``participation.held_out_fraction``): the
+        strategy's onboarding stages, with the server of this round. Neither the server nor the others learn from it.
+
+        Args:
+            new: Its data, as for :meth:`new_data`. It trains on the examples with a target, or on those of
+                ``train_mask``, and is scored on the rest of them.
+            name: What it is called.
+            like: The client whose data they are like; None for the first.
+            neighbors: If the clients have a relation graph: the newcomer's weight to each client that it is related to.
+            num_epochs: Local epochs of each stage that trains; None for those of a round.
+
+        Returns:
+            The newcomer as a run: ``client(name)``, ``predict``, ``predictions``, ``scores``, and ``export``.
+
+        Raises:
+            ValueError: The data do not fit; its training fails; or nobody can join, since the clients of a
+                decentralized method have no server, and layers that are each client's own mean nothing for another.
+
+        Example:
+            >>> import fl_lightning as fl
+            >>> data = fl.FederatedDataModule(fl.data.PlantedCommunities(), fl.data.GivenPartitioner())
+            >>> strategy = fl.strategies.FedPer(num_epochs=1)
+            >>> _ = fl.FederatedTrainer(num_rounds=2).fit(fl.ClientModule(), data, strategy)
+            >>> run = fl.load_run("runs/federation/version_0", client=fl.ClientModule(), data=data, strategy=strategy)
+            >>> newcomer = run.onboard(data.whole_graph(), "hospital-7")
+            >>> newcomer.predictions()["hospital-7"].shape
+            torch.Size([1000, 4])
+        """
+        if num_epochs is not None:
+            check_count("num_epochs", num_epochs, least=1)
+        client_data = dataclasses.replace(self.new_data(new, like), name=name)
+        with _random_numbers_as_they_were():
+            run, scores = joined(self._run, client_data, neighbors, num_epochs)
+        index = self._client(like or self.names[0]) if self._like is None else self._like
+        (newcomer,) = run.unseen_clients
+        return LoadedRun(self.recorded, run, {name: newcomer}, like=index, scores=scores)
 
     def predict(self, new: Any, client: str | None = None, *, num_finetune_epochs: int = 0) -> Tensor:
         """Predict new examples: of a client, or of somebody who was not there.
@@ -259,7 +308,7 @@ class LoadedRun:
             executor.setup(
                 run.fabric, module, self._collator_of(data), [0], seed=run.seed, persistence=run.strategy.persistence()
             )
-            tuned = executor.evaluated(Evaluation(tuning=tune(num_epochs)), 0, run.last_round)
+            tuned = executor.evaluated(Evaluation(tuning=tune(num_epochs)), 0, run.scored_round)
         return model_of(tuned, None, run.registry.task, data).eval()
 
     def _collator_of(self, data: ClientData) -> Collator:
@@ -305,7 +354,7 @@ class LoadedRun:
         ((way, _),) = evaluation.ways([client])
         way = way if tuned else dataclasses.replace(way, tuning=None)
         with _random_numbers_as_they_were(), torch.no_grad():
-            return _executor_of(self._run.executor, client).evaluated(way, client, self._run.last_round), way
+            return _executor_of(self._run.executor, client).evaluated(way, client, self._run.scored_round), way
 
     def same(self, model: nn.Module, other: nn.Module, name: str) -> bool:
         """Whether two modules predict the same of a client's own data."""
@@ -337,37 +386,6 @@ def _executor_of(executor: Executor, client: int) -> SequentialExecutor:
         executor = next(part for part in executor.parts.values() if client in part.clients)
     assert isinstance(executor, SequentialExecutor), "as the run was given"
     return executor
-
-
-def _from_configuration(recorded: Recorded) -> tuple[FederatedTrainer, tuple[Any, Any, Any]]:
-    """What the configuration in a run's folder describes."""
-    named = Path(str(recorded.result.get("config") or "config.yaml")).name
-    file = recorded.path / named
-    if not file.is_file():
-        raise ValueError(f"{recorded.path} has no {named}, as runs from Python: pass its client, data and strategy")
-    here = ("accelerator=cpu", "devices=1", "num_nodes=1", "strategy=auto", "logger=false", "default_callbacks=false")
-    words = ["predict", "--config", str(file), *(f"--trainer.{each}" for each in here)]
-    heard = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(heard):
-            cli = _Rebuilt(words)
-    except SystemExit:
-        why = heard.getvalue().rpartition("fl-train: error: ")[2].strip()
-        raise ValueError(f"{file} cannot be rebuilt: {why}") from None
-    sys.stderr.write(heard.getvalue())
-    return cli.trainer, (cli.model, cli.datamodule, cli.config_init["predict"]["strategy"])  # type: ignore[return-value]
-
-
-def _from_parts(content: dict[str, Any]) -> FederatedTrainer:
-    """A trainer for a run from Python, as far as a checkpoint tells."""
-    of_trainer = content["settings"].get("trainer", {})
-    return FederatedTrainer(
-        accelerator="cpu",
-        precision=str(of_trainer.get("precision", "32-true")),
-        seed=int(content["identity"]["seed"]),
-        logger=False,
-        default_callbacks=False,
-    )
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fl_lightning.arguments import mistake
+from fl_lightning.trained.arguments import add_neighbors, weights_of
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -19,6 +20,10 @@ def main(arguments: Sequence[str]) -> int:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--client", metavar="NAME", help="the client whose model predicts")
     which.add_argument("--global", action="store_true", dest="server", help="the server's model, for a new client")
+    which.add_argument(
+        "--onboard", action="store_true", help="a new client's own: it joins by training on the examples with a target"
+    )
+    add_neighbors(parser)
     parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="which round (default: best)")
     parser.add_argument(
         "--finetune", type=int, default=0, metavar="EPOCHS", help="train on the new examples with a target beforehand"
@@ -31,8 +36,15 @@ def main(arguments: Sequence[str]) -> int:
 
     try:
         run = load_run(given.run, checkpoint=given.checkpoint)
-        data = run.new_data(given.data, given.client)
-        predicted = run.predict(data, given.client, num_finetune_epochs=given.finetune)
+        client = given.client
+        if given.onboard:
+            run = run.onboard(given.data, neighbors=weights_of(given.neighbors))
+            (client,) = run.names
+        data = run.new_data(given.data, client)
+        if given.onboard and not given.finetune:
+            predicted = run.predictions()[client]
+        else:
+            predicted = run.predict(data, client, num_finetune_epochs=given.finetune)
         run.write_predictions(Path(given.to), data, predicted)
     except (ValueError, OSError) as error:
         return mistake("predict", error)

@@ -28,6 +28,18 @@ def breaks(check: Any, message: str) -> Any:
     return note
 
 
+@breaks(c.check_newcomers_are_as_held_out, "cannot join after the training .* has a row for each")
+class CountsInOneRow(FedAvg):
+    server_state = ("count_1C",)
+
+    def setup(self, federation: Any) -> None:
+        super().setup(federation)
+        self.count_1C = torch.zeros(2 * federation.num_clients)
+
+    def onboard(self, stage: Any, upload: Payload) -> None:
+        self.count_1C[[2 * client + 1 for client in upload.clients]] += 1
+
+
 @breaks(c.check_settings_stay_as_given, "num_epochs differ after a run: leave settings as they are given")
 class ChangesSettings(FedAvg):
     def aggregate(self, stage: Any, upload: Payload) -> None:

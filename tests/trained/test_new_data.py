@@ -9,30 +9,19 @@ import task_data
 import torch
 from line_clients import Lines
 from torch_geometric.data import Data
+from trained_runs import graph_of, loaded
 
 import fl_lightning as fl
-from fl_lightning.callbacks import FederatedCheckpoint, RunReport
 from fl_lightning.command_line import main
-from fl_lightning.strategies import APFL, FedAvg, Local, Strategy
+from fl_lightning.strategies import APFL, Local
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def loaded(make_trainer: Any, data: Any, strategy: type[Strategy] = FedAvg) -> Any:
-    """A run of one round."""
-    trainer = make_trainer(num_rounds=1, callbacks=[FederatedCheckpoint(every_seconds=0), RunReport()])
-    trainer.fit(fl.ClientModule(), data, strategy(num_epochs=1))
-    return fl.load_run(trainer.run.folder, client=fl.ClientModule(), data=data, strategy=strategy(num_epochs=1))
-
-
 @pytest.fixture
 def run(federation, make_trainer) -> Any:
     return loaded(make_trainer, federation)
-
-
-def graph_of(data: Any, **more: Any) -> Data:
-    return Data(x=data.x_NF, edge_index=data.edge_index_2E, **more)
 
 
 def test_a_clients_own_graph_is_predicted_as_it_was(run) -> None:
