@@ -40,6 +40,16 @@ def group_of(name: str) -> tuple[str, str, str] | None:
     return None if match is None else (match[1], match[2], match[3])
 
 
+def metric_of(name: str) -> str:
+    """The metric of which a name is the weighted mean or the worst value over clients.
+
+    Example:
+        >>> metric_of("val/acc_worst"), metric_of("val/acc_weighted"), metric_of("val/acc")
+        ('val/acc', 'val/acc', 'val/acc')
+    """
+    return next((name.removesuffix(suffix) for suffix in _SUFFIXES if name.endswith(suffix)), name)
+
+
 def direction_of(name: str, directions: Mapping[str, Direction] = KNOWN) -> Direction | None:
     """Whether ``max`` or ``min`` of a metric is best; None if unknown.
 

@@ -50,7 +50,9 @@ class FederatedTrainer(Counted):
         evaluate_every: Rounds between evaluations; the last round is always evaluated.
         evaluate_union: Also score every model on the examples of all training clients together (``union/...``; with
             FedAvg and its variants, the four ways of OpenFGL). The cost grows with the number of clients squared.
-        monitor: The validation metric that chooses the best round; None for the model's own choice.
+        monitor: The validation metric that chooses the best round, such as ``val/acc``, its mean over clients;
+            ``val/acc_weighted`` weights clients by their examples, ``val/acc_worst`` is the worst client's. None for
+            the model's own choice.
         monitor_mode: Whether ``max`` or ``min`` of it is best; None to use what the client's class declares
             (``metric_directions``).
         accelerator: As in Lightning: ``auto``, ``cpu``, ``gpu``, ...

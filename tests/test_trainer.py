@@ -17,7 +17,9 @@ from fl_lightning import (
     StackedExecutor,
     Stage,
 )
+from fl_lightning.callbacks import FederatedCheckpoint, RunReport
 from fl_lightning.data import GivenPartitioner, GlobalSplit, PlantedCommunities
+from fl_lightning.report.folder import read
 from fl_lightning.round.inspection import ServerDiverged
 from fl_lightning.round.payload import concatenate
 from fl_lightning.run.failures import ClientFailure
@@ -470,6 +472,32 @@ class Misspelled(Callback):
 def test_settings_that_do_not_fit(settings, message, federation, make_model, make_trainer) -> None:
     with pytest.raises(ValueError, match=message):
         make_trainer(**settings).fit(make_model(), federation, FedAvg())
+
+
+@pytest.mark.parametrize("monitor", ["val/acc", "val/acc_weighted", "val/acc_worst", "trained/val/loss_worst"])
+def test_a_summary_over_clients_chooses_the_round(monitor, federation, make_model, make_trainer) -> None:
+    trainer = make_trainer(num_rounds=8, monitor=monitor, callbacks=[FederatedCheckpoint(every_seconds=0), RunReport()])
+    result = trainer.fit(make_model(), federation, FedAvg())
+    values = trainer.history[monitor].to_numpy()
+    best = int(values.argmin() if "loss" in monitor else values.argmax())
+    assert result["best_round"] == best
+    assert result["test/acc"] == trainer.history["test/acc"].iloc[best]
+    metric = "trained/test/loss" if "loss" in monitor else "test/acc"
+    assert trainer.run.selection.test == metric
+    worst = trainer.history[metric].min() if "loss" in monitor else trainer.history[metric].max()
+    assert result[f"test/{'min' if 'loss' in monitor else 'max'}_over_rounds"] == worst
+    recorded = read(trainer.run.folder)
+    assert recorded.monitor == monitor
+    assert recorded.test_metric == metric
+    assert (trainer.run.folder / "report.html").is_file()
+    if monitor.startswith("val/"):
+        assert trainer.test()["test/acc"] == pytest.approx(result["test/acc"])
+
+
+def test_a_summary_that_is_not_there_is_refused(federation, make_model, make_trainer) -> None:
+    for monitor in ("val/acc_std", "val/none_worst", "test/acc_worst"):
+        with pytest.raises(ValueError, match=rf"trainer\.monitor is '{monitor}'"):
+            make_trainer(monitor=monitor).fit(make_model(), federation, FedAvg())
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

@@ -84,13 +84,32 @@ class Allocation:
     simulated: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
-def split_examples(task: Task, targets: Sequence[Tensor], asked: Asked) -> list[Tensor]:
-    """The role of each example of clients that have their own, by its targets."""
+def split_examples(
+    task: Task, targets: Sequence[Tensor], asked: Asked, given: Sequence[Tensor | None] | None = None
+) -> list[Tensor]:
+    """The role of each example of clients that have their own, by its targets.
+
+    Args:
+        task: What is learned.
+        targets: Of each client.
+        asked: The settings of the data module.
+        given: The roles that each client's examples come with, int8; None where they come without.
+
+    Raises:
+        ValueError: Only some of the clients come with roles.
+    """
     labels = [task.target.strata(y_N) for y_N in targets]
     offsets = torch.tensor([0, *map(len, labels)]).cumsum(0)
     slices = [torch.arange(*offsets[client : client + 2].tolist()) for client in range(len(labels))]
     label_N = torch.cat(labels)
-    return asked.splitter(Data(y=label_N, num_nodes=len(label_N)), slices, asked.seed)
+    known = [roles for roles in given or () if roles is not None]
+    if known and len(known) < len(labels):
+        raise ValueError(
+            f"{len(known)} of {len(labels)} clients say what trains and what tests: give that of all clients or of none"
+        )
+    masks = {name.removesuffix("_N"): mask_N for name, mask_N in masks_of(torch.cat(known)).items()} if known else {}
+    summary = Data(y=label_N, num_nodes=len(label_N), examples=task.examples, **masks)
+    return asked.splitter(summary, slices, asked.seed)
 
 
 def masks_of(role_N: Tensor) -> dict[str, Any]:

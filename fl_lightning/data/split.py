@@ -287,15 +287,22 @@ class ScarceSplit(DerivedSplit):
 
 
 class GivenSplit(Splitter):
-    """The public ``train_mask``, ``val_mask`` and ``test_mask`` of the graph, e.g. ogbn-arxiv's split by year.
+    """The split that comes with the data.
+
+    It is the ``train_mask``, ``val_mask`` and ``test_mask`` of a graph, e.g. ogbn-arxiv's split by year, or what comes
+    with sets of graphs and with rows of tables (``{"train": ..., "test": ...}``).
 
     Args:
         column: Which split to use where a data set has several (masks of shape (num_nodes, splits)).
+        val: Share of each client's training examples that validates instead, drawn with the seed, where the data have
+            nothing to validate on, at most 0.9.
     """
 
-    def __init__(self, column: int = 0) -> None:
+    def __init__(self, column: int = 0, val: float = 0.0) -> None:
         check_count("column", column, least=0)
+        check_number("val", val, most=0.9)
         self.column = column
+        self.val = val
 
     @property
     def link_attributes(self) -> tuple[str, ...]:
@@ -306,11 +313,10 @@ class GivenSplit(Splitter):
         role_N = torch.zeros(data.num_nodes, dtype=torch.int8)
         for role, name in zip((Role.TRAIN, Role.VAL, Role.TEST), MASKS, strict=True):
             mask_N = data.get(name)
+            if mask_N is None and self.val and role is Role.VAL:
+                continue
             if mask_N is None:
-                raise ValueError(
-                    f"GivenSplit needs the graph's {name}, which it lacks (a value for each node); use GlobalSplit or "
-                    "ClientSplit."
-                )
+                raise ValueError(self._lacking(data, name))
             if mask_N.dim() == 2:
                 if not 0 <= self.column < mask_N.shape[1]:
                     raise ValueError(
@@ -321,7 +327,40 @@ class GivenSplit(Splitter):
             if bool((role_N[chosen_N] != Role.UNUSED).any()):
                 raise ValueError(f"GivenSplit: the graph's {name} overlaps another mask; every node may have one role.")
             role_N[chosen_N] = role
+        if self.val:
+            self._draw_validation(role_N, clients, seed)
         return [role_N[nodes] for nodes in clients]
+
+    def _lacking(self, data: Data, name: str) -> str:
+        """What to do where no split is given."""
+        if (examples := data.get("examples")) is None:
+            hint = ", or GivenSplit's val to draw it from what trains" if name == MASKS[1] else ""
+            return (
+                f"GivenSplit needs the graph's {name}, which it lacks (a value for each node); use GlobalSplit or "
+                f"ClientSplit{hint}."
+            )
+        return (
+            f"GivenSplit needs {examples} that come with a split, as {{'train': ..., 'val': ..., 'test': ...}}, or as "
+            f"columns {', '.join(MASKS)} of a file; use ClientSplit to draw one."
+        )
+
+    def _draw_validation(self, role_N: Tensor, clients: list[Tensor], seed: int) -> None:
+        """Let some of what trains validate instead; a node of several clients has one role."""
+        if bool((role_N == Role.VAL).any()):
+            raise ValueError(
+                "GivenSplit's val is for data without anything to validate on, and these have: leave it out"
+            )
+        draw = generator(seed, "given split")
+        drawn_N = torch.zeros_like(role_N, dtype=torch.bool)
+        for nodes in clients:
+            idx = nodes[(role_N[nodes] == Role.TRAIN) & ~drawn_N[nodes]]
+            drawn_N[idx] = True
+            role_N[idx[torch.randperm(len(idx), generator=draw)[: round(self.val * len(idx))]]] = Role.VAL
+
+    def identity(self) -> dict[str, Any]:
+        """As of other splits; what was not drawn is as it was before something could be."""
+        result = super().identity()
+        return result if self.val else {name: value for name, value in result.items() if name != "val"}
 
     @property
     def remedy_for_untrained_clients(self) -> str:

@@ -1,12 +1,12 @@
 """The choice of the best round: on validation examples, never on test examples."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 
-from fl_lightning.direction import KNOWN, Direction, direction_of
+from fl_lightning.direction import KNOWN, Direction, direction_of, metric_of
 from fl_lightning.round.metrics import client_values
 from fl_lightning.round.payload import Payload
 
@@ -18,7 +18,8 @@ class Selection:
     """Follows the monitored validation metric over the rounds.
 
     Args:
-        monitor: Name of the metric.
+        monitor: Name of the metric, ``val/acc`` for its mean over clients, or of its mean weighted by examples
+            (``val/acc_weighted``) or its worst client (``val/acc_worst``).
         mode: Whether ``max`` or ``min`` of it is best; None to look it up in ``directions``.
         directions: Whether more or less of a metric is better, by its bare name (``ClientModule.directions``).
     """
@@ -30,9 +31,20 @@ class Selection:
         directions: Mapping[str, Direction] = KNOWN,
     ) -> None:
         self.monitor = monitor
-        self.test = monitor.replace("val/", "test/")
+        #: The metric itself, if the monitor is a summary of it over clients; :meth:`take` says so.
+        self.metric = monitor
         self.directions = {**directions, **({monitor.rpartition("/")[2]: mode} if mode else {})}
         self.reset()
+
+    @property
+    def test(self) -> str:
+        """The test metric that is reported: of the mean over clients, whichever summary chooses the round."""
+        return self.metric.replace("val/", "test/")
+
+    def take(self, metrics: Collection[str]) -> None:
+        """Learn the clients' metrics, so that the monitor may be a summary of one."""
+        is_metric = self.monitor.endswith(tuple(metrics))
+        self.metric = self.monitor if is_metric else metric_of(self.monitor)
 
     def check(self) -> None:
         """Refuse a metric by which no round can be chosen.
@@ -93,9 +105,9 @@ class Selection:
 
     def _choose_per_client(self, scores: Payload) -> None:
         """Select the best round of each client on its own validation examples."""
-        if self.monitor not in scores.extras or self.test not in scores.extras:
+        if self.metric not in scores.extras or self.test not in scores.extras:
             return
-        columns = (client_values(scores, name).tolist() for name in (self.monitor, self.test))
+        columns = (client_values(scores, name).tolist() for name in (self.metric, self.test))
         sign = self.sign
         for client, value, test in zip(scores.clients, *columns, strict=True):
             best = self.best_of_clients.get(client, [math.nan])[0]

@@ -362,10 +362,12 @@ def check_monitor(run: Run) -> None:
             f"{run.registry.names[client]} ({why}): give a model and a model.net that fit the data"
         )
     scores = result.upload
-    if not monitor.endswith(tuple(scores.extras)):
+    run.selection.take(scores.extras)
+    metric = run.selection.metric
+    if not metric.endswith(tuple(scores.extras)):
         raise ValueError(f"trainer.monitor is {monitor!r}, but the model is scored by {_listed(scores.extras)}")
     validation = [name for name in scores.extras if name.startswith("val/")]
-    if not monitor.endswith(tuple(validation)):
+    if not metric.endswith(tuple(validation)):
         raise ValueError(
             f"trainer.monitor is {monitor!r}, which is not a validation metric, and the best round must not be chosen "
             f"on training or test examples. Set it to {_listed(validation)}, or leave it out"

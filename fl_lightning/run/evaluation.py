@@ -73,12 +73,12 @@ class Evaluator:
         Raises:
             WrongSetting: No evaluation has the metric.
         """
-        monitor = self.run.selection.monitor
-        if monitor.startswith("val/") or any(monitor in row for row in self.run.history):
+        monitor, is_mean = self.run.selection.monitor, self.run.selection.monitor == self.run.selection.metric
+        if (is_mean and monitor.startswith("val/")) or any(monitor in row for row in self.run.history):
             return
         metrics = self(self.run.evaluated_clients, whole=True)
         if monitor not in metrics:
-            known = [name for name in metrics if "val/" in name and f"{name}_std" in metrics]
+            known = [name for name in metrics if "val/" in name and f"{name}_weighted" in metrics]
             raise WrongSetting(f"trainer.monitor is {monitor!r}, but there are {', '.join(sorted(known))}")
 
 

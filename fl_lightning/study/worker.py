@@ -104,7 +104,7 @@ class _ChosenClients(Callback):
             scores = trainer.run.scores[""]
             values = {
                 part: name
-                for part, wanted in {"val": selection.monitor, "test": selection.test}.items()
+                for part, wanted in {"val": selection.metric, "test": selection.test}.items()
                 for name in scores.extras
                 if wanted.endswith(name)  # of the benign clients, for example
             }

@@ -102,7 +102,7 @@ def test_who_cannot_join_is_told_why(unrelated, make_trainer) -> None:
         raise OverflowError("too much")
 
     run._run.model.loss = breaks
-    with pytest.raises(ValueError, match="newcomer cannot join, since its training failed: .*too much"):
+    with pytest.raises(ValueError, match=r"newcomer cannot join, since its training failed: .*too much"):
         run.onboard(new)
 
 

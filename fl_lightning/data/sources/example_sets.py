@@ -18,9 +18,10 @@ from fl_lightning.data.columns import Column, numbered
 from fl_lightning.data.settings import check_is_file, user_path
 from fl_lightning.data.sources.array_file import reading
 from fl_lightning.data.sources.in_file import InFile
-from fl_lightning.data.sources.own_examples import OfKind, examples_of, pair_of
+from fl_lightning.data.sources.own_examples import OfKind, examples_of, rows_of
+from fl_lightning.data.sources.parts import check_used, has_parts
 from fl_lightning.data.sources.sets import SetSource
-from fl_lightning.data.split import Role
+from fl_lightning.data.split import MASKS, GivenSplit, Role, Splitter
 from fl_lightning.saved_tensors import load_data
 
 #: What partitioners see of every example beside its class: the mean of its inputs.
@@ -47,7 +48,7 @@ class ExampleSetSource(OfKind, SetSource):
         assert asked.partitioner is not None
         try:
             given, columns = self.load(asked.root)
-            whole = examples_of({"the set": pair_of("it", given)}, self.kind)
+            whole = examples_of({"the set": rows_of("it", given)}, self.kind)
             _check_columns(columns, len(whole.y[0]))
         except ValueError as error:
             raise ValueError(f"{self}: {error}") from error
@@ -55,6 +56,10 @@ class ExampleSetSource(OfKind, SetSource):
         task = whole.task
         traits = {name: numbered(column) for name, column in columns.items()}
         traits[_MEAN] = x_NX.flatten(1).double().mean(dim=1)
+        [role_N] = whole.roles or (None,)
+        if role_N is not None:
+            traits |= {name.removesuffix("_N"): mask_N for name, mask_N in masks_of(role_N).items()}
+        check_used(asked, [traits.get(MASKS[0])], str(self))
         summary = Data(y=task.target.strata(y_N), num_nodes=len(y_N), examples=self.noun, **traits)
         names, shares, roles = self.shared_out(asked, task, summary, columns)
         used = [share_M[role_M != Role.UNUSED] for share_M, role_M in zip(shares, roles, strict=True)]
@@ -78,7 +83,8 @@ class InMemoryExampleSet(ExampleSetSource):
     Args:
         examples: A pair of inputs (N, *X) and targets, as tensors, as arrays, or as a table and a column of pandas; or
             a ``Dataset`` of PyTorch with such pairs, as torchvision's are. Whole numbers (N,) are classes, a matrix of
-            0 and 1 is of labels, everything else is numbers.
+            0 and 1 is of labels, everything else is numbers. A set with a split of its own is ``{"train": pair, "val":
+            pair, "test": pair}``, of which ``val`` and ``test`` may be left out; it needs no splitter.
         columns: More about each example, texts or numbers by name: ``GivenPartitioner("hospital")`` makes a client of
             each value of one.
         task: Whether targets are ``classes``, ``labels`` or ``numbers``; None to tell by their type and shape.
@@ -97,12 +103,20 @@ class InMemoryExampleSet(ExampleSetSource):
         super().__init__(task)
         self.examples, self.columns = examples, dict(columns or {})
 
+    @property
+    def default_splitter(self) -> Splitter:
+        """The set's own split, if it comes with one."""
+        return GivenSplit() if has_parts(self.examples) else super().default_splitter
+
     def load(self, root: Path) -> tuple[Any, Mapping[str, Column]]:  # noqa: D102
         return self.examples, self.columns
 
 
 class ExampleSetFile(InFile, ExampleSetSource):
     """The same in a file: ``x``, ``y`` and columns, written by ``torch.save`` (a dictionary) or ``numpy.savez``.
+
+    A set with a split of its own has columns ``train_mask``, ``val_mask`` and ``test_mask`` of 0 and 1, and needs
+    ``data.splitter`` set to ``GivenSplit``.
 
     Args:
         path: The file, ``.npz`` if it is numpy's; a relative path starts at the working directory.

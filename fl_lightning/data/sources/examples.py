@@ -14,6 +14,7 @@ from torch import Tensor
 from fl_lightning.batches.client_examples import ClientExamples
 from fl_lightning.data.allocation import Allocation, Asked, digest_of, masks_of, split_examples
 from fl_lightning.data.sources.base import Source
+from fl_lightning.data.sources.parts import check_used
 from fl_lightning.data.split import Role
 from fl_lightning.tasks import ExampleClassification, ExampleRegression, Task
 
@@ -32,6 +33,8 @@ class Examples:
             zero diagonal.
         multi_label: Targets that are no classes are labels, of which an example has or lacks each.
         gaps: Targets may be nan, where a label or a number is missing.
+        roles: For each client the :class:`~fl_lightning.data.split.Role` of its examples, int8, where they come with a
+            split; None for none.
 
     Raises:
         ValueError: If the parts do not fit together.
@@ -44,6 +47,7 @@ class Examples:
     relation_CC: Tensor | None = None
     multi_label: bool = False
     gaps: bool = False
+    roles: tuple[Tensor | None, ...] | None = None
 
     def __post_init__(self) -> None:
         num_clients = len(self.names)
@@ -93,7 +97,8 @@ class ExampleSource(Source):
         except ValueError as error:
             raise ValueError(f"{self}: {error}") from error
         task = examples.task
-        roles = split_examples(task, examples.y, asked)
+        check_used(asked, examples.roles, str(self))
+        roles = split_examples(task, examples.y, asked, examples.roles)
         used = [role_N != Role.UNUSED for role_N in roles]
         clients = tuple(
             ClientExamples(name=name, x_NX=x_NX[used_N], y_N=y_N[used_N], **masks_of(role_N[used_N]))

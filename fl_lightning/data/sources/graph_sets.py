@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,9 @@ from fl_lightning.data.settings import check_count, check_flag, check_is_file, u
 from fl_lightning.data.sources.array_file import reading
 from fl_lightning.data.sources.base import allow_pickled_graphs
 from fl_lightning.data.sources.in_file import InFile
+from fl_lightning.data.sources.parts import check_used, roles_of
 from fl_lightning.data.sources.sets import SetSource
+from fl_lightning.data.split import GivenSplit, Splitter
 from fl_lightning.data.targets import checked_targets
 from fl_lightning.saved_tensors import load_data
 from fl_lightning.tasks import GraphClassification, GraphRegression, Task
@@ -85,6 +87,7 @@ class GraphSetSource(SetSource):
         """Every client's graphs."""
         assert asked.partitioner is not None
         task, [y_G] = task_and_targets([prepared], [str(self)])
+        check_used(asked, [prepared.loaded.roles], str(self))
         summary = prepared.summary(task.target.strata(y_G))
         names, shares, roles = self.shared_out(asked, task, summary, prepared.loaded.columns)
         identity = asked.identity(self.identity(), partitioner=asked.partitioner.identity())
@@ -113,18 +116,29 @@ class InMemoryGraphSet(GraphSetSource):
 
     Args:
         graphs: With ``edge_index``, ``y`` (a class, labels or numbers of the graph), ``x``, and perhaps ``edge_weight``
-            and ``edge_attr``; all of them with the same.
+            and ``edge_attr``; all of them with the same. A set with a split of its own is ``{"train": graphs, "val":
+            graphs, "test": graphs}``, of which ``val`` and ``test`` may be left out; it needs no splitter.
         undirected: Add missing reverse edges.
         max_degree: Graphs without features get the degrees of their nodes, one-hot; higher ones count as this, None for
             the highest that occurs.
     """
 
-    def __init__(self, graphs: Sequence[Data], undirected: bool = True, max_degree: int | None = None) -> None:
+    def __init__(
+        self,
+        graphs: Sequence[Data] | Mapping[str, Sequence[Data]],
+        undirected: bool = True,
+        max_degree: int | None = None,
+    ) -> None:
         super().__init__(undirected, max_degree)
-        self.graphs = list(graphs)
+        self.loaded = _loaded(graphs)
+
+    @property
+    def default_splitter(self) -> Splitter:
+        """The set's own split, if it comes with one."""
+        return super().default_splitter if self.loaded.roles is None else GivenSplit()
 
     def load(self, root: Path, cache_dir: Path | None = None) -> LoadedGraphs:  # noqa: D102
-        return LoadedGraphs(graphs=self.graphs)
+        return self.loaded
 
 
 class GraphSetFile(InFile, GraphSetSource):
@@ -151,6 +165,14 @@ class GraphSetFile(InFile, GraphSetSource):
                 raise ValueError(f"it holds a {type(saved).__name__}")
             graphs = [Data.from_dict(each) if isinstance(each, dict) else each for each in saved]
         return LoadedGraphs(graphs=graphs)
+
+
+def _loaded(given: Sequence[Data] | Mapping[str, Sequence[Data]]) -> LoadedGraphs:
+    """Graphs, with their roles if they are given by part."""
+    if not isinstance(given, Mapping):
+        return LoadedGraphs(graphs=list(given))
+    roles = roles_of({part: len(graphs) for part, graphs in given.items()})
+    return LoadedGraphs(graphs=[graph for graphs in given.values() for graph in graphs], roles=roles)
 
 
 def table_of(allocation: Allocation) -> PartitionTable:

@@ -1,6 +1,6 @@
 """Federations of several sets of graphs, each of which is a client, with features and classes of its own if need be."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from fl_lightning.data.preparation import Preparation
 from fl_lightning.data.sources.base import Source
 from fl_lightning.data.sources.examples import client_names
 from fl_lightning.data.sources.graph_sets import GraphSetSource, InMemoryGraphSet, content, table_of, task_and_targets
+from fl_lightning.data.sources.parts import check_used
+from fl_lightning.data.split import GivenSplit, Splitter
 
 
 class ManyGraphSets(Source):
@@ -61,6 +63,12 @@ class ManyGraphSets(Source):
         more = {"own_outputs": self.own_outputs} if self.own_outputs is not None else {}
         return {"source": type(self).__name__, "names": list(self.names), "sources": sources, **more}
 
+    @property
+    def default_splitter(self) -> Splitter:
+        """The clients' own split, if they come with one."""
+        splitters = [source.default_splitter for source in self.sources]
+        return next((each for each in splitters if isinstance(each, GivenSplit)), super().default_splitter)
+
     def prepare(self, asked: Asked) -> list[PreparedGraphs]:
         """All sets."""
         return [
@@ -84,7 +92,9 @@ class ManyGraphSets(Source):
                 "or give all the same"
             )
         has_own = own_outputs and task.target.has_classes  # labels and numbers that a client lacks are missing
-        roles = split_examples(task, targets, asked)
+        given = [each.loaded.roles for each in prepared]
+        check_used(asked, given, str(self))
+        roles = split_examples(task, targets, asked, given)
         everything = [torch.arange(each.num_graphs) for each in prepared]
         padded = [_padded(y_G, max(counts)) for y_G in targets]
         clients = tuple(
@@ -123,7 +133,9 @@ class GraphSets(ManyGraphSets):
 
     Args:
         clients: For each client its graphs, with ``edge_index``, ``y`` (a class, labels or numbers of the graph),
-            ``x``, and perhaps ``edge_weight`` and ``edge_attr``.
+            ``x``, and perhaps ``edge_weight`` and ``edge_attr``. Clients with a split of their own have ``{"train":
+            graphs, "val": graphs, "test": graphs}``, of which ``val`` and ``test`` may be left out; they need no
+            splitter.
         names: Of the clients; None for their numbers.
         undirected: Add missing reverse edges.
         own_outputs: As :class:`ManyGraphSets` has it.
@@ -134,7 +146,7 @@ class GraphSets(ManyGraphSets):
 
     def __init__(
         self,
-        clients: Sequence[Sequence[Data]],
+        clients: Sequence[Sequence[Data] | Mapping[str, Sequence[Data]]],
         names: Sequence[str] | None = None,
         undirected: bool = True,
         own_outputs: bool | None = None,

@@ -11,10 +11,11 @@ from fl_lightning.data.partition.record import hash_features
 from fl_lightning.data.preparation import Preparation
 from fl_lightning.data.sources.base import FileSource, GraphSource, Source
 from fl_lightning.data.sources.example_sets import InMemoryExampleSet
-from fl_lightning.data.sources.graph_sets import GraphSetSource
+from fl_lightning.data.sources.graph_sets import GraphSetSource, InMemoryGraphSet
 from fl_lightning.data.sources.joined import GRAPH, Part, joined
 from fl_lightning.data.sources.many_graph_sets import GraphSets, ManyGraphSets
 from fl_lightning.data.sources.own_examples import InMemoryExamples, are_examples
+from fl_lightning.data.sources.parts import has_parts
 
 #: What the data module takes in place of a source.
 _TAKEN = (
@@ -151,6 +152,8 @@ def _converted(source: Any) -> Any:
         return InMemorySource(source[0])
     if are_examples(source):
         return InMemoryExampleSet(source)
+    if has_parts(source):
+        return InMemoryGraphSet(source)
     if isinstance(source, Mapping | list | tuple):
         given, names = (source.values(), [*map(str, source)]) if isinstance(source, Mapping) else (source, None)
         return _of_clients(list(given), names)
@@ -161,7 +164,7 @@ def _of_clients(given: list[Any], names: list[str] | None) -> Source:
     """A source of what each client has."""
     if given and all(map(are_examples, given)):
         return InMemoryExamples(given, names)
-    if given and all(isinstance(each, list | tuple) for each in given):
+    if given and all(isinstance(each, list | tuple) or has_parts(each) for each in given):
         return GraphSets(given, names)
     if given and all(isinstance(each, GraphSetSource) for each in given):
         return ManyGraphSets(given, names)

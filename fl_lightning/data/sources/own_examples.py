@@ -19,11 +19,16 @@ from fl_lightning.data.sources.array_file import reading
 from fl_lightning.data.sources.base import Source
 from fl_lightning.data.sources.examples import Examples, ExampleSource, client_names
 from fl_lightning.data.sources.in_file import InFile
+from fl_lightning.data.sources.parts import has_parts, roles_of
+from fl_lightning.data.split import GivenSplit, Splitter
 from fl_lightning.data.targets import checked_targets
 from fl_lightning.saved_tensors import check_holds_numbers, load_data
 from fl_lightning.tasks.base import kind_of_target
 
 _KINDS = ("classes", "labels", "numbers")
+
+#: Inputs (N, *X), targets, and roles (N,) or None.
+Rows = tuple[Tensor, Tensor, Tensor | None]
 
 
 class OfKind(Source):
@@ -54,10 +59,10 @@ class _OwnExamples(OfKind, ExampleSource):
         """Inputs and targets of each client."""
 
     def load(self, root: Path, seed: int) -> Examples:
-        pairs = {name: pair_of(name, given) for name, given in self.read().items()}
-        if not pairs:
+        rows = {name: rows_of(name, given) for name, given in self.read().items()}
+        if not rows:
             raise ValueError("there are no clients: give at least one")
-        return examples_of(pairs, self.kind)
+        return examples_of(rows, self.kind)
 
 
 class InMemoryExamples(_OwnExamples):
@@ -67,7 +72,8 @@ class InMemoryExamples(_OwnExamples):
         clients: For each client a pair of inputs (N, *X) and targets, as tensors, as arrays, or as a table and a column
             of pandas, or a ``Dataset`` of PyTorch with such pairs (``TensorDataset``, ``Subset``), which is read as a
             whole; by the clients' names, or in a list. Whole numbers (N,) are classes, a matrix of 0 and 1 is of
-            labels, everything else is numbers.
+            labels, everything else is numbers. Clients with a split of their own have ``{"train": pair, "val": pair,
+            "test": pair}``, of which ``val`` and ``test`` may be left out; they need no splitter.
         names: Of clients in a list; None for their numbers.
         task: Whether targets are ``classes``, ``labels`` or ``numbers``; None to tell by their type and shape.
 
@@ -94,6 +100,11 @@ class InMemoryExamples(_OwnExamples):
         own = client_names("client", len(clients)) if names is None else tuple(map(str, names))
         self.clients = dict(zip(own, clients, strict=True))
 
+    @property
+    def default_splitter(self) -> Splitter:
+        """The clients' own split, if they come with one."""
+        return GivenSplit() if any(map(has_parts, self.clients.values())) else super().default_splitter
+
     def read(self) -> Mapping[str, Any]:
         """What was given."""
         return self.clients
@@ -101,6 +112,8 @@ class InMemoryExamples(_OwnExamples):
 
 class ExampleFile(InFile, _OwnExamples):
     """The same in a file: a dictionary of the clients' pairs of tensors by their names, written by ``torch.save``.
+
+    Clients with a split of their own need ``data.splitter`` set to ``GivenSplit``.
 
     Args:
         path: The file; a relative path starts at the working directory.
@@ -121,25 +134,26 @@ class ExampleFile(InFile, _OwnExamples):
         return saved
 
 
-def examples_of(pairs: Mapping[str, tuple[Tensor, Tensor]], kind: str | None) -> Examples:
-    """Inputs and targets by client as examples.
+def examples_of(rows: Mapping[str, Rows], kind: str | None) -> Examples:
+    """Inputs, targets and perhaps roles by client as examples.
 
     Raises:
         ValueError: They are not sound.
     """
-    given = [y for _, y in pairs.values()]
+    given = [y for _, y, _ in rows.values()]
     if len(shapes := sorted({tuple(y.shape[1:]) for y in given})) > 1:
         raise ValueError(f"the clients' targets have rows of the shapes {shapes}: give all of one shape")
     y = torch.cat(given)
     targets = checked_targets(y, len(y), "y", None, kind, "example")
     is_classes = targets.dim() == 1
     return Examples(
-        names=tuple(pairs),
-        x=tuple(x.float().view(len(x), -1) if x.dim() == 1 else x.float() for x, _ in pairs.values()),
+        names=tuple(rows),
+        x=tuple(x.float().view(len(x), -1) if x.dim() == 1 else x.float() for x, _, _ in rows.values()),
         y=torch.split(targets, [len(each) for each in given]),
         num_outputs=int(targets.max()) + 1 if is_classes else targets.shape[1],
         multi_label=kind_of_target(y, given=kind) == "labels",
         gaps=not is_classes and bool(targets.isnan().any()),
+        roles=tuple(roles for _, _, roles in rows.values()),
     )
 
 
@@ -147,7 +161,7 @@ def are_examples(given: Any) -> bool:
     """Whether this is what :class:`InMemoryExamples` has of a client."""
     if isinstance(given, Dataset):  # those of PyG are of graphs
         return not isinstance(given, IterableDataset | GraphDataset)
-    return _is_pair(given)
+    return all(map(are_examples, given.values())) if has_parts(given) else _is_pair(given)
 
 
 def _is_pair(given: Any) -> bool:
@@ -171,8 +185,25 @@ def _numbers(given: Any, name: str) -> Tensor:
     return torch.from_numpy(array.astype(np.int64) if is_large_unsigned else array)
 
 
-def pair_of(name: str, given: Any) -> tuple[Tensor, Tensor]:
-    """A client's inputs and targets.
+def rows_of(name: str, given: Any) -> Rows:
+    """A client's inputs and targets, and the roles of its examples if they come with them.
+
+    Raises:
+        ValueError: A part is no pair of equally many rows of numbers, or not of the same shape.
+    """
+    if not has_parts(given):
+        return (*_pair_of(name, given), None)
+    pairs = {part: _pair_of(f"{name}, {part}", each) for part, each in given.items()}
+    for which, key in enumerate("xy"):
+        shapes = {part: tuple(pair[which].shape[1:]) for part, pair in pairs.items()}
+        if len(set(shapes.values())) > 1:
+            raise ValueError(f"{name}: {key} has rows of the shapes {shapes}: give all of one shape")
+    x, y = (torch.cat([pair[which] for pair in pairs.values()]) for which in range(2))
+    return x, y, roles_of({part: len(y) for part, (_, y) in pairs.items()})
+
+
+def _pair_of(name: str, given: Any) -> tuple[Tensor, Tensor]:
+    """Inputs and targets.
 
     Raises:
         ValueError: They are no pair of equally many rows of numbers.

@@ -19,8 +19,8 @@ _WORST = 3
 
 def section(run: Recorded, album: Album) -> Section:
     """The section "Learning"."""
-    metric = run.monitor.rpartition("/")[2]
-    prefix = run.monitor.removesuffix(f"val/{metric}")
+    metric = run.test_metric.rpartition("/")[2]
+    prefix = run.test_metric.removesuffix(f"test/{metric}")
     mark = None if run.best_round is None else (float(run.best_round), f"best round {run.best_round}")
     pictures = []
 
