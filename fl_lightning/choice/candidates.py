@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import importlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -155,7 +156,13 @@ def _strategies() -> dict[str, type[Strategy]]:
 
 
 def _known(name: str) -> str:
-    """A strategy's name however it is spelled."""
+    """A strategy's name however it is spelled; of a class of one's own after its module, which is loaded."""
+    if "." in name:
+        module, _, name = name.rpartition(".")
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise WrongChoice(f"--methods: {module} of {name} cannot be imported: {error}") from error
     known = {each.lower(): each for each in _strategies()}
     if (found := known.get(name.lower())) is None:
         near = difflib.get_close_matches(name.lower(), known, n=1)

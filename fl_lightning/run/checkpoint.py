@@ -5,7 +5,7 @@ import os
 import random
 import warnings
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -225,3 +225,13 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
     )
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
+
+
+@contextlib.contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Leave the global generators as they were."""
+    state = random_state()
+    try:
+        yield
+    finally:
+        restore_random_state(state)

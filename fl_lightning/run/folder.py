@@ -188,7 +188,9 @@ def find_checkpoint(root: Path, ckpt_path: str | None, *, required: bool) -> Pat
     if checkpoints_of(root, ckpt_path):
         return ckpt_path
     if required:
-        raise ValueError(f"there is no {ckpt_path}.ckpt in {root}/version_*/checkpoints: train first, or give a path")
+        trained = any(root.glob("version_*"))
+        remedy = "train with default_callbacks, or FederatedCheckpoint among them" if trained else "train first"
+        raise ValueError(f"there is no {ckpt_path}.ckpt in {root}/version_*/checkpoints: {remedy}, or give a path")
     warnings.warn(f"no {ckpt_path}.ckpt in {root}: starting from round 0", stacklevel=3)
     return None
 

@@ -295,7 +295,10 @@ def _check(study: Study, options: argparse.Namespace) -> int:
 
 
 def _sweep(study: Study, options: argparse.Namespace) -> int:
-    sys.stdout.write(sweep(study, Store(study.results)))
+    if (text := sweep(study, Store(study.results))) is None:
+        sys.stderr.write(f"{study.path}: no run is left that can be trained now\n")
+        return 0
+    sys.stdout.write(text)
     return 0
 
 

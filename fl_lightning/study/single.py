@@ -15,9 +15,14 @@ from fl_lightning.study.store import Record, Store
 from fl_lightning.yaml_input import dump_yaml
 
 
-def sweep(study: Study, store: Store) -> str:
-    """A W&B sweep, as YAML, over the runs that can be trained now: those of the tuning, then the reported ones."""
+def sweep(study: Study, store: Store) -> str | None:
+    """A W&B sweep, as YAML, over the runs that can be trained now: those of the tuning, then the reported ones.
+
+    Without such runs it is None.
+    """
     runs = list(Runner(study, store).todo(ready=True))
+    if not runs:
+        return None
     return dump_yaml(
         {
             "name": study.title,

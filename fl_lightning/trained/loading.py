@@ -1,8 +1,7 @@
 """A run that is over, read from its folder: its clients' models, predictions and embeddings."""
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -69,7 +68,7 @@ def load_run(
     file = recorded.path / "checkpoints" / f"{checkpoint}.ckpt"
     if not file.is_file():
         raise ValueError(f"{path} has no checkpoints/{checkpoint}.ckpt: train with the callback FederatedCheckpoint")
-    with _random_numbers_as_they_were():
+    with checkpoints.random_state_kept():
         if client is None and data is None and strategy is None:
             trainer, parts = from_configuration(recorded)
         else:
@@ -105,7 +104,7 @@ class LoadedRun:
         self.names = tuple(self._index)
         self.round_idx = run.last_round
         self.scores = dict(scores or {})
-        with _random_numbers_as_they_were():
+        with checkpoints.random_state_kept():
             clients = tuple(self._index.values())
             self._evaluations = dict(run.strategy.evaluations(clients))
             self._predicted = run.executor.predict(self._evaluations[""], clients, run.scored_round)
@@ -179,13 +178,20 @@ class LoadedRun:
         Raises:
             ValueError: Each client has a model of its own.
         """
+        own: set[str] = set()
         for kind in ("global/", ""):
             if (evaluation := self._evaluations.get(kind)) is None:
                 continue
             ways = [self._module(client, evaluation, tuned=False) for client in self._index.values()]
             states = [module.net.state_dict() for module, _ in ways]
-            if all(torch.equal(value, state[key]) for state in states for key, value in states[0].items()):
+            own = {key for state in states for key, value in states[0].items() if not torch.equal(value, state[key])}
+            if not own:
                 return ways[0]
+        if own.isdisjoint(name for name, value in ways[0][0].net.named_parameters() if value.requires_grad):
+            raise ValueError(
+                f"{self.strategy} has one model, but each client its own running statistics "
+                f"({', '.join(sorted(own))}): train with model.running_statistics set to shared, or use client(name)"
+            )
         raise ValueError(f"{self.strategy} left each client a model of its own: use client(name)")
 
     def new_data(self, new: Any, client: str | None = None) -> ClientData:
@@ -256,7 +262,7 @@ class LoadedRun:
         if num_epochs is not None:
             check_count("num_epochs", num_epochs, least=1)
         client_data = dataclasses.replace(self.new_data(new, like), name=name)
-        with _random_numbers_as_they_were():
+        with checkpoints.random_state_kept():
             run, scores = joined(self._run, client_data, neighbors, num_epochs)
         index = self._client(like or self.names[0]) if self._like is None else self._like
         (newcomer,) = run.unseen_clients
@@ -304,7 +310,7 @@ class LoadedRun:
         if way.output is not None:
             raise ValueError(f"{self.strategy} computes outputs by a rule of its own, so that it cannot be fine-tuned")
         executor, run = SequentialExecutor(), self._run
-        with _random_numbers_as_they_were():
+        with checkpoints.random_state_kept():
             executor.setup(
                 run.fabric, module, self._collator_of(data), [0], seed=run.seed, persistence=run.strategy.persistence()
             )
@@ -353,7 +359,7 @@ class LoadedRun:
         """A client with the model of an evaluation, and the way in which it is evaluated."""
         ((way, _),) = evaluation.ways([client])
         way = way if tuned else dataclasses.replace(way, tuning=None)
-        with _random_numbers_as_they_were(), torch.no_grad():
+        with checkpoints.random_state_kept(), torch.no_grad():
             return _executor_of(self._run.executor, client).evaluated(way, client, self._run.scored_round), way
 
     def same(self, model: nn.Module, other: nn.Module, name: str) -> bool:
@@ -386,13 +392,3 @@ def _executor_of(executor: Executor, client: int) -> SequentialExecutor:
         executor = next(part for part in executor.parts.values() if client in part.clients)
     assert isinstance(executor, SequentialExecutor), "as the run was given"
     return executor
-
-
-@contextlib.contextmanager
-def _random_numbers_as_they_were() -> Iterator[None]:
-    """Leave the global generators as they were."""
-    state = checkpoints.random_state()
-    try:
-        yield
-    finally:
-        checkpoints.restore_random_state(state)

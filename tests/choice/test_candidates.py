@@ -1,5 +1,6 @@
 """What is tried of which methods."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,6 +71,15 @@ def test_a_range_is_drawn_from_by_optuna_alike_for_every_method() -> None:
     assert set(ditto.axes) == {"strategy.proximal_weight"}
 
 
+def test_a_class_of_ones_own_is_named_after_its_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_methods.py").write_text(
+        "from fl_lightning.strategies import FedAvg\n\n\nclass MineOnly(FedAvg):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    found = [each.name for each in candidates(CONFIG, methods=["own_methods.MineOnly", "FedAvg"])]
+    assert "MineOnly" in found
+
+
 def test_whole_numbers_are_drawn_from_a_range_of_whole_numbers() -> None:
     drawn = labels("FedAvg", methods=["FedAvg"], grid={"strategy.num_epochs": ["1..3"]})
     assert {label.partition("num_epochs=")[2] for label in drawn} <= {"1", "2", "3"}
@@ -85,6 +95,7 @@ def test_optuna_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     ("options", "message"),
     [
         ({"methods": ["FedAvgg"]}, "--methods 'FedAvgg' is no strategy: did you mean FedAvg?"),
+        ({"methods": ["nowhere.Mine"]}, "--methods: nowhere of Mine cannot be imported: No module named 'nowhere'"),
         (
             {"methods": ["FedAvg"], "grid": {"strategy.mu": [1]}},
             "--grid strategy.mu: none of Local, FedAvg, Pooled has",

@@ -246,8 +246,10 @@ def test_last_without_a_checkpoint_starts_anew_and_says_so(federation, make_mode
     with pytest.warns(UserWarning, match=r"no last\.ckpt in .*federation: starting from round 0"):
         trainer.fit(make_model(), federation, FedAvg(), ckpt_path="last")
     assert len(trainer.run.history) == 3
-    with pytest.raises(ValueError, match=r"there is no best\.ckpt in .*: train first, or give a path"):
+    with pytest.raises(ValueError, match=r"there is no best\.ckpt in .*: train with default_callbacks, or Federated"):
         make_trainer().fit(make_model(), federation, FedAvg(), ckpt_path="best")
+    with pytest.raises(ValueError, match=r"there is no best\.ckpt in .*: train first, or give a path"):
+        make_trainer(run_name="another").fit(make_model(), federation, FedAvg(), ckpt_path="best")
 
 
 def test_validation_and_test_repeat_the_metrics_of_the_round(saved, path, federation, make_model, make_trainer) -> None:

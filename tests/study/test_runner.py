@@ -350,7 +350,7 @@ def test_agents_take_runs(make_study: Callable[..., Study], tmp_path: Path, monk
     monkeypatch.setattr(worker, "train", invented)
     study, store = make_study(), Store(tmp_path / "small")
     study.results = store.folder
-    drawn = yaml.safe_load(sweep(study, store))
+    drawn = yaml.safe_load(str(sweep(study, store)))
     keys = drawn["parameters"]["run"]["values"]
     assert drawn["command"] == ["fl-train", "study", "train", str(study.path), "${args}"]
     assert len(keys) == 4
@@ -359,9 +359,10 @@ def test_agents_take_runs(make_study: Callable[..., Study], tmp_path: Path, monk
         assert record is not None
         assert record["error"] == ""
     assert train_run(study, store, keys[0], tmp_path / "scratch") is None
-    assert len(yaml.safe_load(sweep(study, store))["parameters"]["run"]["values"]) == 8
+    assert len(yaml.safe_load(str(sweep(study, store)))["parameters"]["run"]["values"]) == 8
     tally, _, _ = run(study)
     assert tally.trained == 8
+    assert sweep(study, store) is None
 
 
 def test_check_compares_metrics(make_study: Callable[..., Study]) -> None:

@@ -186,6 +186,16 @@ def test_a_users_own_module_for_examples_comes_back(make_trainer) -> None:
     assert accuracy(model(own.x_NX), own) == pytest.approx(run.recorded.client_values("test/acc")["a"], abs=1e-5)
 
 
+def test_what_keeps_a_model_from_being_everybodys_is_named(make_trainer) -> None:
+    data = fl.FederatedDataModule(Clouds())
+    data.setup()
+    client = fl.ClientModule(net=nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2)))
+    folder = fit(make_trainer, data, FedAvg(num_epochs=1), client)
+    run = fl.load_run(folder, client=client, data=data, strategy=FedAvg(num_epochs=1))
+    with pytest.raises(ValueError, match=r"each client its own running statistics .*set to shared, or use client"):
+        run.global_model()
+
+
 def test_a_net_of_the_current_folder_comes_back(tmp_path, monkeypatch, capsys) -> None:
     """Its name is in a configuration, which is in another folder, and in the run's folder."""
     monkeypatch.chdir(tmp_path)

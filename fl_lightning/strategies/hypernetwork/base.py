@@ -89,6 +89,11 @@ class Hypernetwork(Strategy):
         super().setup(federation)
         personal = self.select(list(federation.parameters), self.personal)
         self.shapes = {name: p.shape for name, p in federation.parameters.items() if name not in personal}
+        if not self.shapes:
+            raise ValueError(
+                f"{type(self).__name__} has nothing to generate: strategy.personal {list(self.personal)} keeps all "
+                f"parameters local ({', '.join(personal)}). Give a net with more layers, or set strategy.personal to []"
+            )
         self.num_steps = 0
         self.num_collapsed_rounds = 0
         self.recorded_metrics: dict[str, float] = {"server/update_norm": 0.0}

@@ -346,3 +346,8 @@ def test_server_draws_leave_the_global_generator_alone() -> None:
     assert torch.equal(first, again)
     strategy.aggregate(strategy.stages(0)[0], updates(range(5), strategy))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_nothing_to_generate_is_named() -> None:
+    with pytest.raises(ValueError, match=r"FedSheafHN has nothing to generate: strategy\.personal \['\*'\] keeps"):
+        sheafhn(personal=["*"]).setup(federation_of(3))
