@@ -122,6 +122,10 @@ class Executor(Counted, ABC):
     def epsilons(self) -> dict[int, float]:
         """ε that each of this process's clients has spent; empty without ``model.privacy``."""
 
+    def of(self, client: int) -> "Executor":
+        """The executor that scores a client: this one, unless it has others for that."""
+        return self
+
     def probe(self) -> StageResult:
         """One client's scores with the common initial model, before training, for the names of the metrics."""
         return self.evaluate({"": Evaluation()}, self.clients[:1], 0)[""]

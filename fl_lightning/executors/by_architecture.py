@@ -121,13 +121,14 @@ class ByArchitecture(Executor):
 
     def private_steps(self, stage: Stage, client: int, work_fraction: float) -> int:
         """Those of the client's architecture."""
-        return self._part_of(client).private_steps(stage, client, work_fraction)
+        return self.of(client).private_steps(stage, client, work_fraction)
 
     def epsilons(self) -> dict[int, float]:
         """Those of every architecture's clients."""
         return {client: epsilon for part in self.parts.values() for client, epsilon in part.epsilons().items()}
 
-    def _part_of(self, client: int) -> Executor:
+    def of(self, client: int) -> Executor:
+        """That of the client's architecture."""
         return next(part for part in self.parts.values() if client in part.clients)
 
     def rewritten_data(self) -> dict[int, dict[str, Tensor]]:

@@ -108,6 +108,10 @@ class OnPool(Executor):
         """That of the pool."""
         return self.trained.epsilons()
 
+    def of(self, client: int) -> Executor:
+        """The one that scores clients."""
+        return self.scored.of(client)
+
     def lasting_state(self) -> Payload:
         """The pool's, under its owner."""
         return self.trained.lasting_state()

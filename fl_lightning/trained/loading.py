@@ -10,11 +10,9 @@ from torch import Tensor, nn
 
 from fl_lightning.batches.base import Batch, Collator, single
 from fl_lightning.batches.client_data import ClientData
-from fl_lightning.data import FederatedDataModule
+from fl_lightning.data import FederatedDataModule, Source
 from fl_lightning.data.settings import check_count, user_path
-from fl_lightning.executors import Executor, SequentialExecutor
-from fl_lightning.executors.by_architecture import ByArchitecture
-from fl_lightning.executors.on_pool import OnPool
+from fl_lightning.executors import SequentialExecutor
 from fl_lightning.federation import UserNames
 from fl_lightning.report.folder import Recorded, read
 from fl_lightning.round.client import ClientModule, NetFactory
@@ -25,7 +23,7 @@ from fl_lightning.run.newcomer import joined
 from fl_lightning.run.predictions import Predicted, write_predictions
 from fl_lightning.strategies import Strategy
 from fl_lightning.trained.models import inputs_of, model_of
-from fl_lightning.trained.new_data import Like, as_client_data, numbers_of, read_new
+from fl_lightning.trained.new_data import Like, as_client_data, names_in, numbers_of, read_new
 from fl_lightning.trained.rebuilt import from_configuration, from_parts
 
 #: Two predictions that differ by less are the same: sums are added in another order.
@@ -198,8 +196,9 @@ class LoadedRun:
         """New data in the form of a client's, prepared as the run's were.
 
         Args:
-            new: A file, or what it holds: a graph for nodes; a list of graphs; a graph with ``edge_label_index`` for
-                links; rows as a tensor, or ``x``, ``y`` and ``train_mask`` by name. Targets may be missing.
+            new: A file, or what it holds: a graph for nodes; a list of graphs, of molecules also of their SMILES; a
+                graph with ``edge_label_index`` for links; rows as a tensor, or ``x``, ``y`` and ``train_mask`` by name.
+                Targets may be missing.
             client: The client whose data they are like; None for the first.
 
         Raises:
@@ -208,17 +207,22 @@ class LoadedRun:
         if isinstance(new, ClientData):
             return new
         name = client or self.names[0]
-        given = read_new(Path(new)) if isinstance(new, str | Path) else new
-        index = self._client(name)
+        source, index = self._source(name)
+        given = read_new(Path(new), source) if isinstance(new, str | Path) else new
         like = Like(
             client_data=self.data(name),
             registry=self._run.registry,
-            source=self._run.datamodule.source,
-            preparation=self._run.datamodule.source.preparation_of(index if self._like is None else self._like),
+            source=source,
+            preparation=self._run.datamodule.source.preparation_of(index),
         )
         result = as_client_data(like.client_data, given, like)
         like.check(result)
         return result
+
+    def _source(self, name: str) -> tuple[Source, int]:
+        """Where data come from that are like a client's, and the index of that client or of one like it."""
+        index = self._client(name) if self._like is None else self._like
+        return self._run.datamodule.source.of_client(index), index
 
     def onboard(
         self,
@@ -290,17 +294,24 @@ class LoadedRun:
             model = self._finetuned(data, client, num_finetune_epochs)
         return self._output(model, data, self._batch_of(data))
 
-    def write_predictions(self, path: Path, data: ClientData, predicted: Tensor) -> None:
+    def new_names(self, new: Any, client: str | None = None) -> tuple[str, ...] | None:
+        """What new data are called: of a table of molecules their names or SMILES, of others None."""
+        return names_in(Path(new), self._source(client or self.names[0])[0]) if isinstance(new, str | Path) else None
+
+    def write_predictions(
+        self, path: Path, data: ClientData, predicted: Tensor, names: tuple[str, ...] | None = None
+    ) -> None:
         """Write predictions of new data as :mod:`fl_lightning.run.predictions` describes.
 
         Args:
             path: The file.
             data: The new data (:meth:`new_data`).
             predicted: What was predicted for them (:meth:`predict`).
+            names: What the examples are called; None if they have no names.
         """
-        names = UserNames(number_N=numbers_of(data), class_names=self._run.datamodule.class_names)
+        own = UserNames(number_N=numbers_of(data), names=names, class_names=self._run.datamodule.class_names)
         task = self._run.registry.task
-        write_predictions(path, [Predicted(task=task, client_data=data, names=names, output_NK=predicted)])
+        write_predictions(path, [Predicted(task=task, client_data=data, names=own, output_NK=predicted)])
 
     def _finetuned(self, data: ClientData, client: str | None, num_epochs: int) -> nn.Module:
         """A copy of a model, trained on new data."""
@@ -360,7 +371,9 @@ class LoadedRun:
         ((way, _),) = evaluation.ways([client])
         way = way if tuned else dataclasses.replace(way, tuning=None)
         with checkpoints.random_state_kept(), torch.no_grad():
-            return _executor_of(self._run.executor, client).evaluated(way, client, self._run.scored_round), way
+            executor = self._run.executor.of(client)
+            assert isinstance(executor, SequentialExecutor), "as the run was given"
+            return executor.evaluated(way, client, self._run.scored_round), way
 
     def same(self, model: nn.Module, other: nn.Module, name: str) -> bool:
         """Whether two modules predict the same of a client's own data."""
@@ -382,13 +395,3 @@ class LoadedRun:
             result = model(**inputs_of(model, data, batch))
         logits: Tensor = result[0] if isinstance(result, tuple) else result
         return self._run.registry.task.target.predictions(logits)
-
-
-def _executor_of(executor: Executor, client: int) -> SequentialExecutor:
-    """The executor that has a client."""
-    if isinstance(executor, OnPool):
-        executor = executor.scored
-    if isinstance(executor, ByArchitecture):
-        executor = next(part for part in executor.parts.values() if client in part.clients)
-    assert isinstance(executor, SequentialExecutor), "as the run was given"
-    return executor

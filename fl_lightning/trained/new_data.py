@@ -18,7 +18,7 @@ from fl_lightning.batches.client_examples import ClientExamples
 from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.batches.graph_sets import ClientGraphs
 from fl_lightning.batches.pairs import ClientPairs
-from fl_lightning.data import Links, Source
+from fl_lightning.data import GraphSetSource, Links, Source
 from fl_lightning.data.graph_sets import LoadedGraphs, prepared_graphs
 from fl_lightning.data.preparation import Preparation, prepare_graph
 from fl_lightning.data.sources.array_file import reading
@@ -113,20 +113,47 @@ class Like:
                 raise ValueError(f"{NAME} must have the {words} that the run's graphs have: {had}, not {has}")
 
 
-def read_new(path: Path) -> Any:
+def read_new(path: Path, source: Source) -> Any:
     """What a file holds: a graph, a list of graphs, a tensor, or tensors by name.
+
+    Args:
+        path: The file: of ``torch.save``, or a table of molecules (``.csv``, ``.csv.gz``).
+        source: Where the run's data come from.
 
     Raises:
         ValueError: It is no such file.
     """
     if not path.is_file():
         raise ValueError(f"there is no file {path}: write one with torch.save(data, {path.name!r})")
+    if is_table(path):
+        return _described(source).new_graphs(path).graphs
     expected = "a torch_geometric Data, a list of them, or tensors, that loads with weights_only=True"
     with reading(path, expected), allow_pickled_graphs():
         saved = load_data(path)
     if isinstance(saved, list):
         return [_graph_or_given(each) for each in saved]
     return _graph_or_given(saved)
+
+
+def is_table(path: Path) -> bool:
+    """Whether a file is a table, by its name."""
+    return path.name.endswith((".csv", ".csv.gz"))
+
+
+def names_in(path: Path, source: Source) -> tuple[str, ...] | None:
+    """The names of the molecules in a table; None of other files."""
+    return _described(source).new_graphs(path).names if is_table(path) else None
+
+
+def _described(source: Source) -> GraphSetSource:
+    """The source as one whose graphs may be described by texts.
+
+    Raises:
+        ValueError: It is no set of graphs.
+    """
+    if not isinstance(source, GraphSetSource):
+        raise ValueError(f"{NAME} is a table, but {source} has no molecules: give what torch.save has written")
+    return source
 
 
 def _graph_or_given(saved: Any) -> Any:
@@ -166,6 +193,8 @@ def _(client_data: ClientGraph, new: Any, like: Like) -> ClientData:
 
 @as_client_data.register
 def _(client_data: ClientGraphs, new: Any, like: Like) -> ClientData:
+    if isinstance(new, list | tuple) and new and all(isinstance(each, str) for each in new):
+        new = _described(like.source).new_graphs(new).graphs
     if not isinstance(new, Sequence) or not all(isinstance(each, Data) for each in new):
         raise ValueError(f"{NAME} is {_said(new)}: give a list of graphs, torch_geometric.data.Data")
     given = [each.get("y") for each in new]

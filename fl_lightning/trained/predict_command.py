@@ -16,7 +16,9 @@ def main(arguments: Sequence[str]) -> int:
         "predicts those that the clients have.)",
     )
     parser.add_argument("run", metavar="RUN", help="folder of a run, such as runs/quickstart/version_0")
-    parser.add_argument("--data", required=True, metavar="FILE", help="graphs or tensors, written by torch.save")
+    parser.add_argument(
+        "--data", required=True, metavar="FILE", help="graphs or tensors, by torch.save, or a table of molecules (.csv)"
+    )
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--client", metavar="NAME", help="the client whose model predicts")
     which.add_argument("--global", action="store_true", dest="server", help="the server's model, for a new client")
@@ -45,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
             predicted = run.predictions()[client]
         else:
             predicted = run.predict(data, client, num_finetune_epochs=given.finetune)
-        run.write_predictions(Path(given.to), data, predicted)
+        run.write_predictions(Path(given.to), data, predicted, run.new_names(given.data, client))
     except (ValueError, OSError) as error:
         return mistake("predict", error)
     print(f"{len(predicted)} predictions in {given.to}: {run.strategy} after round {run.round_idx}")

@@ -110,6 +110,10 @@ class Source(Counted, ABC):
         """How the graphs of a client are prepared, for new graphs of the same kind; without graphs not at all."""
         return NOTHING_MORE
 
+    def of_client(self, client: int) -> "Source":
+        """Where a client's data come from: this source, unless it has one for each."""
+        return self
+
     def whole_graph(self, asked: Asked) -> Data:
         """The prepared global graph that clients have parts of.
 

@@ -62,6 +62,17 @@ class GraphSetSource(SetSource):
             ValueError: They are not sound.
         """
 
+    def new_graphs(self, given: Path | Sequence[str]) -> LoadedGraphs:
+        """Graphs for a trained model from what describes them, such as SMILES of molecules.
+
+        Args:
+            given: A table, or a description of each graph.
+
+        Raises:
+            ValueError: The set's graphs cannot be described so, or one is not sound.
+        """
+        raise ValueError(f"the new data are texts or a table, but {self} has no molecules: give a list of graphs")
+
     @property
     def preparation(self) -> Preparation:
         """What is done to each graph."""

@@ -53,6 +53,10 @@ class ManyGraphSets(Source):
         self.names = client_names("client", len(sources)) if names is None else tuple(names)
         self.own_outputs = own_outputs
 
+    def of_client(self, client: int) -> Source:
+        """The client's own set."""
+        return self.sources[client]
+
     def preparation_of(self, client: int) -> Preparation:
         """That of the client's own set."""
         return self.sources[client].preparation

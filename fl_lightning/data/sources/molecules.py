@@ -14,7 +14,7 @@ from fl_lightning.data.graph_sets import TRAITS, LoadedGraphs
 from fl_lightning.data.settings import check_flag, check_text, is_file
 from fl_lightning.data.sources.array_file import missing_files_message, reading
 from fl_lightning.data.sources.graph_sets import GraphSetSource
-from fl_lightning.data.sources.smiles import molecules_of
+from fl_lightning.data.sources.smiles import graphs_of, molecules_of
 
 Kind = Literal["classes", "labels", "numbers"]
 
@@ -111,18 +111,22 @@ class MoleculeSource(GraphSetSource):
         path = next(filter(is_file, paths), None)
         if path is None:
             raise FileNotFoundError(missing_files_message(root, self.files, "a table with SMILES and targets"))
-        with reading(path, f"a table with a header and a column {self.smiles!r} of SMILES"):
-            opened: Any = gzip.open if path.suffix == ".gz" else open
-            with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
-                header, *rows = csv.reader(file)
-            for number, row in enumerate(rows, start=2):
-                if len(row) != len(header):
-                    raise ValueError(f"line {number} has {len(row)} entries for {len(header)} columns")
-            if not rows:
-                raise ValueError("it has no rows")
-            if twice := [name for name in header if header.count(name) > 1]:
-                raise ValueError(f"it has several columns named {twice[0]!r}")
-        return {name: [row[place].strip() for row in rows] for place, name in enumerate(header)}
+        return table_in(path, self.smiles)
+
+    def new_graphs(self, given: Path | Sequence[str]) -> LoadedGraphs:
+        """Molecules by their SMILES, or of a table with the columns that this one has, of which targets may lack."""
+        table = table_in(given, self.smiles) if isinstance(given, Path) else {self.smiles: list(given)}
+        smiles = self._column(table, self.smiles)
+        named_elsewhere = {self.smiles, self.name_column, *self.columns}
+        targets = self.target_columns or [name for name in table if name not in named_elsewhere]
+        graphs = graphs_of(smiles, bonds=self.bonds)
+        if any(name in table for name in targets):
+            nothing = [""] * len(smiles)
+            y = torch.stack([self._numbers(name, table.get(name, nothing)) for name in targets], dim=1)
+            for graph, y_H in zip(graphs, y, strict=True):
+                graph.y = None if bool(y_H.isnan().all()) else y_H
+        names = table.get(self.name_column or self.smiles, smiles)
+        return LoadedGraphs(graphs=graphs, names=tuple(names))
 
     def _column(self, table: dict[str, list[str]], name: str) -> list[str]:
         if name not in table:
@@ -224,6 +228,30 @@ class Tox21(MoleculeSource):
         """The name of the set, with the assay if there is one."""
         assays = self.target_columns or []
         return f"Tox21 {assays[0]}" if len(assays) == 1 else "Tox21"
+
+
+def table_in(path: Path, smiles: str) -> dict[str, list[str]]:
+    """The columns of a file by name.
+
+    Args:
+        path: The file, ``.csv`` or ``.csv.gz``.
+        smiles: The column with the SMILES, for messages.
+
+    Raises:
+        ValueError: It is no table, or empty.
+    """
+    with reading(path, f"a table with a header and a column {smiles!r} of SMILES"):
+        opened: Any = gzip.open if path.suffix == ".gz" else open
+        with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
+            header, *rows = csv.reader(file)
+        for number, row in enumerate(rows, start=2):
+            if len(row) != len(header):
+                raise ValueError(f"line {number} has {len(row)} entries for {len(header)} columns")
+        if not rows:
+            raise ValueError("it has no rows")
+        if twice := [name for name in header if header.count(name) > 1]:
+            raise ValueError(f"it has several columns named {twice[0]!r}")
+    return {name: [row[place].strip() for row in rows] for place, name in enumerate(header)}
 
 
 def _typed(texts: list[str]) -> list[str] | list[float]:

@@ -3,6 +3,7 @@
 Source: Hu et al., "Open Graph Benchmark: Datasets for Machine Learning on Graphs", NeurIPS 2020.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from fl_lightning.data.settings import check_flag
 from fl_lightning.data.sources.array_file import reading
 from fl_lightning.data.sources.converted import open_dataset
 from fl_lightning.data.sources.graph_sets import GraphSetSource
+from fl_lightning.data.sources.molecules import table_in
 from fl_lightning.data.sources.ogb import download, no_version_check, released_folder, tamed_reader
 from fl_lightning.data.sources.ogb_links import allow_pickled_arrays
-from fl_lightning.data.sources.smiles import Molecules
+from fl_lightning.data.sources.smiles import Molecules, graphs_of
 from fl_lightning.data.split import GivenSplit, Role, Splitter
 
 
@@ -69,6 +71,15 @@ class OgbGraphSource(GraphSetSource):
 
     def identity(self) -> dict[str, Any]:  # noqa: D102
         return {**super().identity(), "name": self.name, "bonds": self.bonds}
+
+    def new_graphs(self, given: Path | Sequence[str]) -> LoadedGraphs:
+        """Molecules by their SMILES, or of a table with a column ``smiles``."""
+        if isinstance(given, Path):
+            table = table_in(given, "smiles")
+            if "smiles" not in table:
+                raise ValueError(f"{given} has no column 'smiles'; it has {', '.join(table)}")
+            given = table["smiles"]
+        return LoadedGraphs(graphs=graphs_of(given, bonds=self.bonds), names=tuple(given))
 
     def load(self, root: Path, cache_dir: Path | None = None) -> LoadedGraphs:  # noqa: D102
         folder = released_folder(root, self.name)

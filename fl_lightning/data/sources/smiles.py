@@ -74,6 +74,22 @@ def one_hot(number: Tensor, dims: Sequence[int]) -> Tensor:
     return torch.cat([F.one_hot(number[:, place].long(), dim) for place, dim in enumerate(dims)], dim=1).float()
 
 
+def graphs_of(smiles: Sequence[str], *, bonds: bool) -> list[Data]:
+    """A graph of each molecule.
+
+    Raises:
+        MissingExtra: RDKit is not installed.
+        ValueError: RDKit cannot read a SMILES.
+    """
+    result = molecules_of(smiles)
+    if len(unreadable := (result.num_atoms == 0).nonzero().flatten().tolist()):
+        raise ValueError(
+            f"RDKit cannot read {len(unreadable):,} of {len(smiles):,} SMILES, the first is {smiles[unreadable[0]]!r} "
+            f"in row {unreadable[0]}: correct them, or leave them out"
+        )
+    return result.graphs(bonds=bonds)
+
+
 def molecules_of(smiles: Sequence[str], cache_dir: Path | None = None) -> Molecules:
     """Convert SMILES, or read what an earlier call has converted.
 
