@@ -20,6 +20,7 @@ from fl_lightning.models.output import NetOutput
 from fl_lightning.models.plain import PlainNet, PyGNet
 from fl_lightning.models.plain_examples import PlainExampleNet
 from fl_lightning.models.pooled_gcn import PooledGCN
+from fl_lightning.models.pretrained import Pretrained
 from fl_lightning.models.projection_gcn import ProjectionGCN
 from fl_lightning.models.spectral_gnn import SpectralGNN
 from fl_lightning.models.structure_gcn import StructureGCN
@@ -49,6 +50,7 @@ __all__ = [
     "PlainExampleNet",
     "PlainNet",
     "PooledGCN",
+    "Pretrained",
     "ProjectionGCN",
     "ProxySAGE",
     "PyGNet",

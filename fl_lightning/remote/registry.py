@@ -31,7 +31,9 @@ from fl_lightning.strategies.hypernetwork import sheaf_ridge
 
 #: Not for jobs: they import or read what their settings name (``PyGNet``, ``EdgeListFile``), take objects, or are
 #: bases.
-NOT_FOR_JOBS = frozenset({"PyGNet", "PlainNet", "PlainExampleNet", "Twin", "EdgeListFile", "Optimizer", "Module"})
+NOT_FOR_JOBS = frozenset(
+    {"PyGNet", "PlainNet", "PlainExampleNet", "Twin", "Pretrained", "EdgeListFile", "Optimizer", "Module"}
+)
 #: Settings that name files; a job may leave them at None.
 FILE_SETTINGS = frozenset({("RunReport", "against"), ("Participation", "availability")})
 #: What modules of torch import for type checkers alone; an iterable comes as a list.

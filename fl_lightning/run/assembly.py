@@ -34,6 +34,7 @@ from fl_lightning.run.checks import (
     check_inductive,
     check_own,
     check_sampler,
+    check_start,
     check_statistics,
     check_union,
     say_unused_edge_data,
@@ -171,6 +172,7 @@ def assemble(
     strategy.check_round(participation.num_chosen(len(training_clients)))
     architectures = build_nets(fabric, model, strategy, registry, seed)
     check_architectures(strategy, len(architectures))
+    check_start(strategy, model)
     check_statistics(strategy, model)
     check_edge_attributes(model, registry)
     if fabric.is_global_zero:

@@ -11,6 +11,7 @@ from fl_lightning.batches.samplers import GraphSampler
 from fl_lightning.federation import ClientRegistry
 from fl_lightning.models.batch_norm import statistics_of
 from fl_lightning.models.plain import name_of, plain_alone
+from fl_lightning.models.pretrained import is_pretrained
 from fl_lightning.models.reach import reads_beyond
 from fl_lightning.round.client import ClientModule
 from fl_lightning.strategies import Strategy
@@ -114,6 +115,27 @@ def say_unused_edge_data(strategy: Strategy, model: ClientModule, registry: Clie
                 f"{'treats' if one else 'treat'} all edges alike. Choose another, or remove {what} from the graph.",
                 stacklevel=2,
             )
+
+
+def check_start(strategy: Strategy, model: ClientModule) -> None:
+    """Refuse weights of a file that the strategy does not start from; warn of those of a net that is given.
+
+    Raises:
+        ValueError: ``model.net`` is ``Pretrained``.
+
+    Warns:
+        UserWarning: ``model.net`` is a net.
+    """
+    if strategy.starts_from_net:
+        return
+    why = (
+        f"{type(strategy).__name__} generates parameters from a start of its own and does not use the weights that the "
+        "net has: choose SheafRidge or PFedHN, which start from them"
+    )
+    if any(is_pretrained(factory) for factory in model.net_factories):
+        raise ValueError(f"model.net is Pretrained, but {why}; or leave Pretrained out")
+    if any(isinstance(factory, torch.nn.Module) for factory in model.net_factories):
+        warnings.warn(f"model.net is a net with weights, but {why}; or give what builds the net", stacklevel=2)
 
 
 def takes(net: torch.nn.Module, what: str) -> bool:

@@ -88,6 +88,8 @@ class Strategy(ServerState, Bounded, ABC):
     takes_edge_weight: ClassVar[bool] = True
     #: Whether a model's output uses state of its client's own examples, so that it cannot predict other examples.
     needs_own_examples: ClassVar[bool] = False
+    #: Whether clients start from the weights of the net that is given.
+    starts_from_net: ClassVar[bool] = True
     #: Whether the server can receive a client after the training.
     takes_newcomers: ClassVar[bool] = True
 

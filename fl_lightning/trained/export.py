@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fl_lightning.extras import require
 from fl_lightning.models.plain import PyGNet, name_of
+from fl_lightning.models.pretrained import is_pretrained
 from fl_lightning.run.folder import whole_file
 from fl_lightning.trained.loading import LoadedRun
 from fl_lightning.trained.models import BatchModel
@@ -130,9 +131,9 @@ def _settings(run: LoadedRun, net: nn.Module) -> tuple[tuple[Any, ...], dict[str
     """What a net's class is called with; None if it is not known, or cannot be written down."""
     for factory in run.net_factories:
         settings: dict[str, Any] = {}
-        made: Any = factory
-        if isinstance(factory, functools.partial):  # as a configuration makes it, too
-            settings, made = dict(factory.keywords), next(filter(inspect.isclass, (factory.func, *factory.args)), None)
+        made: Any = factory.keywords["net"] if is_pretrained(factory) else factory  # the weights are the run's now
+        if isinstance(made, functools.partial):  # as a configuration makes it, too
+            settings, made = dict(made.keywords), next(filter(inspect.isclass, (made.func, *made.args)), None)
         if made is PyGNet and type(net) is not PyGNet:
             settings, made = dict(settings.get("arguments") or {}), type(net)
         if made is not type(net) or not all(map(_is_plain, settings.values())):

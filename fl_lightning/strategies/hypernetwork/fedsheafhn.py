@@ -74,6 +74,7 @@ class FedSheafHN(Hypernetwork):
     hypernetwork_lr: float = 0.001
 
     needs_graphs = True
+    starts_from_net = False
     server_state = ("embeddings",)
 
     def __post_init__(self) -> None:

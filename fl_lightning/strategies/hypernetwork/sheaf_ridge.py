@@ -93,6 +93,7 @@ class SheafRidge(FedSheafHN):
     validate_personal: Sequence[str] = ()
     predict: Literal["trained", "generated"] = "generated"
 
+    starts_from_net = True
     server_state = ("trials",)
 
     def __post_init__(self) -> None:
