@@ -31,7 +31,7 @@ class Pretrained(nn.Module):
         ValueError: The file is none of these, or does not fit the net.
     """
 
-    def __new__(  # noqa: D102
+    def __new__(  # type: ignore[misc]  # noqa: D102
         cls,
         in_channels: int | tuple[int, ...],
         out_channels: int,

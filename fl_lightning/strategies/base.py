@@ -91,7 +91,7 @@ class Strategy(ServerState, Bounded, ABC):
     #: Whether clients start from the weights of the net that is given.
     starts_from_net: ClassVar[bool] = True
     #: Whether the server can receive a client after the training.
-    takes_newcomers: ClassVar[bool] = True
+    takes_unseen_clients: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Check the settings; those that are one of several values are checked here for all strategies."""

@@ -51,7 +51,7 @@ class Pooled(Strategy):
         super().__post_init__()
         self._rows: tuple[Tensor, ...] = ()
         if self.graph == "whole":
-            self.needs_own_examples, self.takes_newcomers = True, False  # type: ignore[misc]
+            self.needs_own_examples, self.takes_unseen_clients = True, False  # type: ignore[misc]
 
     def check_task(self, task: Task) -> None:
         """Refuse a whole graph of what is no graph's nodes."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fl_lightning.executors import SequentialExecutor
 from fl_lightning.round.disclosure import describes, what_leaves
-from fl_lightning.run.newcomer import joined
+from fl_lightning.run.joining import joined
 from fl_lightning.strategies import Pooled
 from fl_lightning.strategies.hooks import WrongHook, refuse_misnamed_hooks
 from fl_lightning.strategies.mixing.base import WrongMixing
@@ -280,7 +280,7 @@ def check_unseen_clients_do_not_train_the_server(runs: StrategyRuns) -> None:
                 only_rows_of(new, server[name], part, name)
 
 
-def check_newcomers_are_as_held_out(runs: StrategyRuns) -> None:
+def check_joining_is_as_being_held_out(runs: StrategyRuns) -> None:
     """Who joins after the training gets the model of a client that was held out, unless nobody can join."""
     if runs.strategy.needs_cross_edges or runs.data.registry.own:
         return
@@ -293,11 +293,11 @@ def check_newcomers_are_as_held_out(runs: StrategyRuns) -> None:
     try:
         _, scores = joined(run, runs.data.clients[-1], neighbors, None)
     except (ValueError, IndexError, KeyError, RuntimeError) as error:
-        if not run.strategy.takes_newcomers:
+        if not run.strategy.takes_unseen_clients:
             return
         raise AssertionError(
             f"{name} cannot join after the training ({type(error).__name__}: {error}): what the server keeps of each "
-            "client has a row for each (the first dimension), or set takes_newcomers = False in the class"
+            "client has a row for each (the first dimension), or set takes_unseen_clients = False in the class"
         ) from error
     assert_same(
         scores,
@@ -339,7 +339,7 @@ CHECKS: tuple[Check, ...] = (
     check_evaluation_changes_nothing,
     check_checkpoint_scores_as_reported,
     check_unseen_clients_do_not_train_the_server,
-    check_newcomers_are_as_held_out,
+    check_joining_is_as_being_held_out,
 )
 
 

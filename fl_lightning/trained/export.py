@@ -129,9 +129,8 @@ def _text(run: LoadedRun, model: nn.Module, net: nn.Module, what: str, name: str
 
 def _settings(run: LoadedRun, net: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """What a net's class is called with; None if it is not known, or cannot be written down."""
-    for factory in run.net_factories:
+    for made in map(_without_weights, run.net_factories):
         settings: dict[str, Any] = {}
-        made: Any = factory.keywords["net"] if is_pretrained(factory) else factory  # the weights are the run's now
         if isinstance(made, functools.partial):  # as a configuration makes it, too
             settings, made = dict(made.keywords), next(filter(inspect.isclass, (made.func, *made.args)), None)
         if made is PyGNet and type(net) is not PyGNet:
@@ -142,6 +141,11 @@ def _settings(run: LoadedRun, net: nn.Module) -> tuple[tuple[Any, ...], dict[str
         by_name = set(widths) <= set(inspect.signature(made).parameters)
         return ((), {**widths, **settings}) if by_name else (tuple(widths.values()), settings)
     return None
+
+
+def _without_weights(factory: Any) -> Any:
+    """What builds a net, without the weights that it started from."""
+    return factory.keywords["net"] if is_pretrained(factory) else factory
 
 
 def _is_plain(value: Any) -> bool:

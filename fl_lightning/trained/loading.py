@@ -19,7 +19,7 @@ from fl_lightning.round.client import ClientModule, NetFactory
 from fl_lightning.round.stage import Evaluation, tune
 from fl_lightning.run import checkpoint as checkpoints
 from fl_lightning.run.assembly import Run
-from fl_lightning.run.newcomer import joined
+from fl_lightning.run.joining import joined
 from fl_lightning.run.predictions import Predicted, write_predictions
 from fl_lightning.strategies import Strategy
 from fl_lightning.trained.models import inputs_of, model_of
@@ -82,9 +82,9 @@ class LoadedRun:
 
     Attributes:
         recorded: What the run's files say of it.
-        names: Names of the training clients; after :meth:`onboard` of the newcomer alone.
+        names: Names of the training clients; after :meth:`onboard` of the new client alone.
         round_idx: The round after which the models were saved, from 0.
-        scores: The newcomer's metrics; empty for the clients of the training, whose metrics are in ``recorded``.
+        scores: The new client's metrics; empty for the clients of the training, whose metrics are in ``recorded``.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class LoadedRun:
     def onboard(
         self,
         new: Any,
-        name: str = "newcomer",
+        name: str = "new-client",
         *,
         like: str | None = None,
         neighbors: Mapping[str, float] | None = None,
@@ -243,11 +243,11 @@ class LoadedRun:
                 ``train_mask``, and is scored on the rest of them.
             name: What it is called.
             like: The client whose data they are like; None for the first.
-            neighbors: If the clients have a relation graph: the newcomer's weight to each client that it is related to.
+            neighbors: If the clients have a relation graph: its weight to each client that it is related to.
             num_epochs: Local epochs of each stage that trains; None for those of a round.
 
         Returns:
-            The newcomer as a run: ``client(name)``, ``predict``, ``predictions``, ``scores``, and ``export``.
+            The new client as a run: ``client(name)``, ``predict``, ``predictions``, ``scores``, and ``export``.
 
         Raises:
             ValueError: The data do not fit; its training fails; or nobody can join, since the clients of a
@@ -259,8 +259,8 @@ class LoadedRun:
             >>> strategy = fl.strategies.FedPer(num_epochs=1)
             >>> _ = fl.FederatedTrainer(num_rounds=2).fit(fl.ClientModule(), data, strategy)
             >>> run = fl.load_run("runs/federation/version_0", client=fl.ClientModule(), data=data, strategy=strategy)
-            >>> newcomer = run.onboard(data.whole_graph(), "hospital-7")
-            >>> newcomer.predictions()["hospital-7"].shape
+            >>> joined = run.onboard(data.whole_graph(), "hospital-7")
+            >>> joined.predictions()["hospital-7"].shape
             torch.Size([1000, 4])
         """
         if num_epochs is not None:
@@ -268,9 +268,9 @@ class LoadedRun:
         client_data = dataclasses.replace(self.new_data(new, like), name=name)
         with checkpoints.random_state_kept():
             run, scores = joined(self._run, client_data, neighbors, num_epochs)
-        index = self._client(like or self.names[0]) if self._like is None else self._like
-        (newcomer,) = run.unseen_clients
-        return LoadedRun(self.recorded, run, {name: newcomer}, like=index, scores=scores)
+        (index,) = run.unseen_clients
+        alike = self._client(like or self.names[0]) if self._like is None else self._like
+        return LoadedRun(self.recorded, run, {name: index}, like=alike, scores=scores)
 
     def predict(self, new: Any, client: str | None = None, *, num_finetune_epochs: int = 0) -> Tensor:
         """Predict new examples: of a client, or of somebody who was not there.

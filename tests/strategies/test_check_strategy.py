@@ -28,7 +28,7 @@ def breaks(check: Any, message: str) -> Any:
     return note
 
 
-@breaks(c.check_newcomers_are_as_held_out, "cannot join after the training .* has a row for each")
+@breaks(c.check_joining_is_as_being_held_out, "cannot join after the training .* has a row for each")
 class CountsInOneRow(FedAvg):
     server_state = ("count_1C",)
 

@@ -51,13 +51,13 @@ def test_smiles_are_predicted_as_the_runs_own_were(run, tmp_path) -> None:
     assert run.new_names("new.pt") is None
 
 
-def test_a_table_with_targets_trains_a_newcomer(run, tmp_path) -> None:
+def test_a_table_with_targets_trains_a_new_client(run, tmp_path) -> None:
     path = table(tmp_path / "new.csv", smiles=["CCCC", "CCCO", "CCCN"])
     path.write_text(path.read_text().replace("m1,1,", "m1,,"))
     data = run.new_data(path)
     assert data.y_N[:, 0].nan_to_num(-1).tolist() == [0, -1, 2]
     assert data.train_mask_N.tolist() == [True, False, True]
-    assert run.onboard(path).predictions()["newcomer"].shape == (3, 1)
+    assert run.onboard(path).predictions()["new-client"].shape == (3, 1)
     assert run.new_names(path) == ("m0", "m1", "m2")
     nothing = tmp_path / "nothing.csv"
     nothing.write_text("smiles\nCCCC\n")

@@ -14,7 +14,7 @@ from trained_runs import graph_of, loaded
 
 import fl_lightning as fl
 from fl_lightning.command_line import main
-from fl_lightning.run.newcomer import extended
+from fl_lightning.run.joining import extended
 from fl_lightning.strategies import DPSGD, Ditto, FedPer, Panacea
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +37,7 @@ def unrelated(federation) -> Any:
 
 
 @pytest.mark.parametrize("strategy", [FedPer, Ditto])
-def test_a_newcomer_learns_what_is_its_own(strategy, unrelated, make_trainer) -> None:
+def test_a_new_client_learns_what_is_its_own(strategy, unrelated, make_trainer) -> None:
     run = loaded(make_trainer, unrelated, strategy)
     state, known = copy.deepcopy(run._run.strategy.state_dict()), run.predictions()
     data = run.data(run.names[0])
@@ -62,17 +62,17 @@ def test_a_newcomer_learns_what_is_its_own(strategy, unrelated, make_trainer) ->
     assert len(run._run.registry) == 5
 
 
-def test_a_newcomer_of_every_task(make_trainer, tmp_path) -> None:
+def test_a_new_client_of_every_task(make_trainer, tmp_path) -> None:
     run = loaded(make_trainer, task_data.graph_data(batch_size=4, cache_dir=str(tmp_path)), FedPer)
     joined = run.onboard(task_data.graphs_of()[1], like=run.names[1])
-    assert joined.predictions()["newcomer"].shape == (len(task_data.graphs_of()[1]), 2)
+    assert joined.predictions()["new-client"].shape == (len(task_data.graphs_of()[1]), 2)
 
     run = loaded(make_trainer, task_data.link_data(tmp_path), FedPer)
     data = run.data(run.names[0])
     new = Data(x=data.graph.x_NF, edge_index=data.graph.edge_index_2E, edge_label_index=data.pair_P2.t())
     new.edge_label, new.train_mask = data.y_N[:, 0], data.train_mask_N
     joined = run.onboard(new)
-    assert joined.predictions()["newcomer"].shape == (data.size, 1)
+    assert joined.predictions()["new-client"].shape == (data.size, 1)
     assert 0 <= joined.scores["test/auroc"] <= 1
 
     lines = fl.FederatedDataModule(Lines(), cache_dir=str(tmp_path))
@@ -80,7 +80,7 @@ def test_a_newcomer_of_every_task(make_trainer, tmp_path) -> None:
     run = loaded(make_trainer, lines, FedPer)
     data = run.data(run.names[0])
     joined = run.onboard({"x": data.x_NX, "y": data.y_N})
-    assert joined.predictions()["newcomer"].shape == run.predictions()[run.names[0]].shape
+    assert joined.predictions()["new-client"].shape == run.predictions()[run.names[0]].shape
 
 
 def test_who_cannot_join_is_told_why(unrelated, make_trainer) -> None:
@@ -102,7 +102,7 @@ def test_who_cannot_join_is_told_why(unrelated, make_trainer) -> None:
         raise OverflowError("too much")
 
     run._run.model.loss = breaks
-    with pytest.raises(ValueError, match=r"newcomer cannot join, since its training failed: .*too much"):
+    with pytest.raises(ValueError, match=r"new-client cannot join, since its training failed: .*too much"):
         run.onboard(new)
 
 

@@ -43,7 +43,7 @@ class Decentralized(Strategy):
     num_epochs: int = 1
     exchange_every: int = 1
 
-    takes_newcomers: ClassVar[bool] = False
+    takes_unseen_clients: ClassVar[bool] = False
     server_state: ClassVar[tuple[str, ...]] = ("models_CP", "adjacency_CC")
 
     def __post_init__(self) -> None:

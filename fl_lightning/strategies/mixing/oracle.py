@@ -29,7 +29,7 @@ class Oracle(Mixing):
     groups: Sequence[int] | None = None
 
     personalized = True
-    takes_newcomers = False  # whose group is not known
+    takes_unseen_clients = False  # whose group is not known
 
     def __post_init__(self) -> None:
         """Check the settings."""

@@ -31,12 +31,12 @@ def joined(
 
     Args:
         run: The run, with the state of a checkpoint.
-        client_data: What the newcomer has.
+        client_data: What the new client has.
         neighbors: Its row of the client relation graph, weights by training client; None where there is none.
         num_epochs: Epochs of each stage that trains; None for the strategy's.
 
     Raises:
-        ValueError: Nobody can join, the newcomer lacks what the strategy needs, or its training fails.
+        ValueError: Nobody can join, the client lacks what the strategy needs, or its training fails.
     """
     strategy = run.strategy
     _check(run, client_data.name)
@@ -49,10 +49,10 @@ def joined(
     ]
     if any(stage.num_epochs for stage in stages) and not bool(client_data.train_mask_N.any()):
         raise ValueError(
-            f"{type(strategy).__name__} trains on what a newcomer knows, and no example has a target: give y, known "
+            f"{type(strategy).__name__} trains on what a new client knows, and no example has a target: give y, known "
             "for some"
         )
-    hooks = Hooks(SimpleNamespace(callbacks=[]))  # type: ignore[arg-type]
+    hooks = Hooks(SimpleNamespace(callbacks=[]))
     rounds = Rounds(
         result,
         hooks,
@@ -70,9 +70,9 @@ def joined(
 
 
 def _check(run: Run, name: str) -> None:
-    """Refuse a newcomer to a federation that nobody can join."""
+    """Refuse a client of a federation that nobody can join."""
     kind, registry = type(run.strategy).__name__, run.registry
-    if not run.strategy.takes_newcomers:
+    if not run.strategy.takes_unseen_clients:
         raise ValueError(
             f"nobody can join a run of {kind} after the training, by how the method works: hold clients out "
             "(trainer.participation.held_out_fraction), or begin with another client's model"
@@ -85,21 +85,21 @@ def _check(run: Run, name: str) -> None:
     if run.strategy.needs_cross_edges:
         raise ValueError(
             f"nobody can join a run of {kind} after the training: its clients know of the edges between their nodes "
-            "and those of others, and nothing is known of a newcomer's"
+            "and those of others, and nothing is known of a new client's"
         )
     if name in registry.names:
-        raise ValueError(f"there is a client {name!r} already: give the newcomer another name")
+        raise ValueError(f"there is a client {name!r} already: give the new one another name")
 
 
 def _row(registry: ClientRegistry, neighbors: Mapping[str, float] | None) -> Tensor | None:
-    """The newcomer's row of the client relation graph, (C,); None where there is none."""
+    """The new client's row of the client relation graph, (C,); None where there is none."""
     if registry.relation_CC is None:
         if neighbors:
             raise ValueError("neighbors are given, but the clients have no relation graph (data.relation_graph)")
         return None
     if neighbors is None:
         raise ValueError(
-            "the clients have a relation graph: give neighbors, the weight of each client to which the newcomer is "
+            "the clients have a relation graph: give neighbors, the weight of each client to which the new one is "
             f"related, such as {{{registry.names[0]!r}: 1.0}}, or {{}}"
         )
     place = {name: index for index, name in enumerate(registry.names)}
@@ -114,12 +114,12 @@ def _row(registry: ClientRegistry, neighbors: Mapping[str, float] | None) -> Ten
 
 
 def _with_one_more(run: Run, client_data: ClientData, row_C: Tensor | None) -> Run:
-    """A copy of a run whose last client is the newcomer, held out so far."""
-    newcomer = len(run.registry)
+    """A copy of a run whose last client is the new one, held out so far."""
+    new = len(run.registry)
     relation_CC = run.registry.relation_CC
     if relation_CC is not None and row_C is not None:
         relation_CC = pad(relation_CC, (0, 1, 0, 1))
-        relation_CC[newcomer, :-1] = relation_CC[:-1, newcomer] = row_C.to(relation_CC)
+        relation_CC[new, :-1] = relation_CC[:-1, new] = row_C.to(relation_CC)
     registry = dataclasses.replace(
         run.registry,
         names=(*run.registry.names, client_data.name),
@@ -131,14 +131,14 @@ def _with_one_more(run: Run, client_data: ClientData, row_C: Tensor | None) -> R
     model, strategy = copy.deepcopy(run.model), dataclasses.replace(run.strategy)
     architectures = build_nets(run.fabric, model, strategy, registry, run.seed)
     strategy.setup(describe_federation(run.fabric, model, registry, run.training_clients, architectures, run.seed))
-    strategy.load_state_dict(extended(run.strategy.state_dict(), strategy.state_dict(), newcomer))
-    places = [client_data] * len(registry)  # of which the newcomer's alone is looked at
+    strategy.load_state_dict(extended(run.strategy.state_dict(), strategy.state_dict(), new))
+    places = [client_data] * len(registry)  # of which the new one's alone is looked at
     known = run.executor.collator
     result = dataclasses.replace(
         run,
         registry=registry,
         evaluated_clients=(),
-        unseen_clients=(newcomer,),
+        unseen_clients=(new,),
         model=model,
         architectures=architectures,
         strategy=strategy,
@@ -153,7 +153,7 @@ def _with_one_more(run: Run, client_data: ClientData, row_C: Tensor | None) -> R
         run.fabric,
         model,
         run.datamodule.collator(places, device=run.fabric.device, dtype=known.dtype),
-        [newcomer],
+        [new],
         seed=run.seed,
         client_state=strategy.client_state(),
         persistence=strategy.persistence(),
@@ -167,7 +167,7 @@ def extended(saved: Any, initial: Any, num_clients: int) -> Any:
     Args:
         saved: The state with ``num_clients``.
         initial: The initial state with one more; a dimension of a tensor that has one more there counts the clients.
-        num_clients: How many there are without the newcomer.
+        num_clients: How many there are without the new one.
     """
     if isinstance(saved, Tensor) and isinstance(initial, Tensor) and saved.dim() == initial.dim():
         sizes = list(zip(saved.shape, initial.shape, strict=True))
@@ -180,8 +180,8 @@ def extended(saved: Any, initial: Any, num_clients: int) -> Any:
         result[tuple(slice(old) for old, _ in sizes)] = saved
         return result
     if isinstance(saved, Mapping) and isinstance(initial, Mapping):
-        more = {key: value for key, value in initial.items() if key == num_clients}  # by the clients' indices
-        return more | {key: extended(value, initial.get(key), num_clients) for key, value in saved.items()}
+        added = {key: value for key, value in initial.items() if key == num_clients}  # by the clients' indices
+        return added | {key: extended(value, initial.get(key), num_clients) for key, value in saved.items()}
     if isinstance(saved, list | tuple) and isinstance(initial, list | tuple):
         more = initial[num_clients:] if len(saved) == num_clients == len(initial) - 1 else saved[len(initial) :]
         return type(saved)([*(extended(*pair, num_clients) for pair in zip(saved, initial, strict=False)), *more])
