@@ -100,7 +100,9 @@ def _parser() -> argparse.ArgumentParser:
 
     table = verbs.add_parser("table", parents=[common], help="the leaderboard")
     table.add_argument("--metric", default="test", help="column of results.csv to show (test)")
-    table.add_argument("--markdown", action="store_true", help="as Markdown")
+    form = table.add_mutually_exclusive_group()
+    form.add_argument("--markdown", action="store_true", help="as Markdown")
+    form.add_argument("--latex", action="store_true", help="as a tabular of LaTeX, the best of each case in bold")
     table.set_defaults(verb=_table)
 
     checked = verbs.add_parser("check", parents=[common], help="train one run of every method again and compare")
@@ -352,6 +354,12 @@ def _table(study: Study, options: argparse.Namespace) -> int:
     if options.metric not in table:
         fail(f"--metric {options.metric!r} is not a column of the results: there are {', '.join(table.columns)}")
     shown, lacking = what_was_run(leaderboard(progress, table, options.metric))
+    if options.latex:
+        from fl_lightning.study.latex import latex
+
+        num_seeds = len(study.seeds)
+        say(latex(shown, table, options.metric, ceilings=progress.ceilings, num_seeds=num_seeds))
+        return 0
     console = Console()
     plain = not options.markdown and not console.encoding.lower().startswith("utf")
     shown = with_signs(shown, table, plain=plain)

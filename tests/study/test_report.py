@@ -147,6 +147,11 @@ def test_table_and_report_by_command(progress: Progress, capsys: pytest.CaptureF
     path = str(progress.study.path)
     assert main(["table", path, "--markdown"]) == 0
     assert capsys.readouterr().out.startswith("| method | 1 rounds |")
+    assert main(["table", path, "--latex"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(r"\begin{tabular}{lccc}")
+    assert text.count(r"\mathbf") >= 3
+    assert text.count("{") == text.count("}")
     assert main(["table", path]) == 0
     assert "FedPer" in capsys.readouterr().out
     assert main(["report", path]) == 0
