@@ -1,7 +1,7 @@
 """Whether more or less of a metric is better, as declared by a client's class and stored in the records of runs."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Literal
 
 Direction = Literal["max", "min"]
@@ -40,14 +40,19 @@ def group_of(name: str) -> tuple[str, str, str] | None:
     return None if match is None else (match[1], match[2], match[3])
 
 
-def metric_of(name: str) -> str:
+def metric_of(name: str, known: Container[str] | None = None) -> str:
     """The metric of which a name is the weighted mean or the worst value over clients.
+
+    Args:
+        name: Such as ``val/acc_worst``.
+        known: Names of metrics; another is not taken for one. None to go by the name alone.
 
     Example:
         >>> metric_of("val/acc_worst"), metric_of("val/acc_weighted"), metric_of("val/acc")
         ('val/acc', 'val/acc', 'val/acc')
     """
-    return next((name.removesuffix(suffix) for suffix in _SUFFIXES if name.endswith(suffix)), name)
+    result = next((name.removesuffix(suffix) for suffix in _SUFFIXES if name.endswith(suffix)), name)
+    return result if known is None or result in known else name
 
 
 def direction_of(name: str, directions: Mapping[str, Direction] = KNOWN) -> Direction | None:

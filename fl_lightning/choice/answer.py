@@ -15,7 +15,7 @@ from fl_lightning.choice.outcome import Found
 from fl_lightning.choice.verdict import Interval, Standing, Verdict, decide, difference
 from fl_lightning.report.figures import Table
 from fl_lightning.report.wording import count, duration, number, signed, size
-from fl_lightning.study.store import is_less_better
+from fl_lightning.study.store import is_less_better, metric_reported
 
 
 def columns_of(table: Table, width: int) -> list[str]:
@@ -74,7 +74,7 @@ class Answer:
             raise ValueError(
                 f"no method was trained with new seeds within the budget: give a larger one ({self.folder} goes on)"
             )
-        self.metric = f"test/{records[0]['monitor'].rpartition('/')[2]}"
+        self.metric = f"test/{metric_reported(records[0])}"
         self.less_is_better = is_less_better(records[0])
 
     @cached_property

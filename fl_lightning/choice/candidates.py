@@ -2,8 +2,8 @@
 
 import dataclasses
 import difflib
-import importlib
 import itertools
+import pkgutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -158,11 +158,15 @@ def _strategies() -> dict[str, type[Strategy]]:
 def _known(name: str) -> str:
     """A strategy's name however it is spelled; of a class of one's own after its module, which is loaded."""
     if "." in name:
-        module, _, name = name.rpartition(".")
         try:
-            importlib.import_module(module)
-        except ImportError as error:
-            raise WrongChoice(f"--methods: {module} of {name} cannot be imported: {error}") from error
+            found = pkgutil.resolve_name(name)
+        except Exception as error:  # a user's module can raise anything
+            why = " ".join(str(error).split()) or type(error).__name__
+            raise WrongChoice(f"--methods: {name!r} cannot be imported: {why}") from error
+        bare = name.rpartition(".")[2]
+        if _strategies().get(bare) is not found:
+            raise WrongChoice(f"--methods {name!r} is no strategy of a name of its own: give another, or rename it")
+        return bare
     known = {each.lower(): each for each in _strategies()}
     if (found := known.get(name.lower())) is None:
         near = difflib.get_close_matches(name.lower(), known, n=1)

@@ -93,21 +93,16 @@ def split_examples(
         task: What is learned.
         targets: Of each client.
         asked: The settings of the data module.
-        given: The roles that each client's examples come with, int8; None where they come without.
-
-    Raises:
-        ValueError: Only some of the clients come with roles.
+        given: The roles that each client's examples come with, int8; None where they come without. A split goes by
+            them only if all clients have them.
     """
     labels = [task.target.strata(y_N) for y_N in targets]
     offsets = torch.tensor([0, *map(len, labels)]).cumsum(0)
     slices = [torch.arange(*offsets[client : client + 2].tolist()) for client in range(len(labels))]
     label_N = torch.cat(labels)
     known = [roles for roles in given or () if roles is not None]
-    if known and len(known) < len(labels):
-        raise ValueError(
-            f"{len(known)} of {len(labels)} clients say what trains and what tests: give that of all clients or of none"
-        )
-    masks = {name.removesuffix("_N"): mask_N for name, mask_N in masks_of(torch.cat(known)).items()} if known else {}
+    all_say = len(known) == len(labels)
+    masks = {name.removesuffix("_N"): mask_N for name, mask_N in masks_of(torch.cat(known)).items()} if all_say else {}
     summary = Data(y=label_N, num_nodes=len(label_N), examples=task.examples, **masks)
     return asked.splitter(summary, slices, asked.seed)
 

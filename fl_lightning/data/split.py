@@ -294,8 +294,8 @@ class GivenSplit(Splitter):
 
     Args:
         column: Which split to use where a data set has several (masks of shape (num_nodes, splits)).
-        val: Share of each client's training examples that validates instead, drawn with the seed, where the data have
-            nothing to validate on, at most 0.9.
+        val: Share of a client's training examples that validates instead, drawn with the seed, if it has nothing to
+            validate on; at most 0.9.
     """
 
     def __init__(self, column: int = 0, val: float = 0.0) -> None:
@@ -313,7 +313,8 @@ class GivenSplit(Splitter):
         role_N = torch.zeros(data.num_nodes, dtype=torch.int8)
         for role, name in zip((Role.TRAIN, Role.VAL, Role.TEST), MASKS, strict=True):
             mask_N = data.get(name)
-            if mask_N is None and self.val and role is Role.VAL:
+            may_lack = self.val or (data.get("examples") and data.get(MASKS[0]) is not None)
+            if mask_N is None and role is Role.VAL and may_lack:
                 continue
             if mask_N is None:
                 raise ValueError(self._lacking(data, name))
@@ -340,19 +341,18 @@ class GivenSplit(Splitter):
                 f"ClientSplit{hint}."
             )
         return (
-            f"GivenSplit needs {examples} that come with a split, as {{'train': ..., 'val': ..., 'test': ...}}, or as "
-            f"columns {', '.join(MASKS)} of a file; use ClientSplit to draw one."
+            f"GivenSplit needs {examples} that come with a split at all clients, as {{'train': ..., 'val': ..., "
+            f"'test': ...}}, or as columns {', '.join(MASKS)} of a file; use ClientSplit to draw one."
         )
 
     def _draw_validation(self, role_N: Tensor, clients: list[Tensor], seed: int) -> None:
-        """Let some of what trains validate instead; a node of several clients has one role."""
-        if bool((role_N == Role.VAL).any()):
-            raise ValueError(
-                "GivenSplit's val is for data without anything to validate on, and these have: leave it out"
-            )
+        """Let some of what trains validate at clients without that; a node of several clients has one role."""
+        had_N = role_N == Role.VAL
         draw = generator(seed, "given split")
         drawn_N = torch.zeros_like(role_N, dtype=torch.bool)
         for nodes in clients:
+            if bool(had_N[nodes].any()):
+                continue
             idx = nodes[(role_N[nodes] == Role.TRAIN) & ~drawn_N[nodes]]
             drawn_N[idx] = True
             role_N[idx[torch.randperm(len(idx), generator=draw)[: round(self.val * len(idx))]]] = Role.VAL
@@ -366,8 +366,7 @@ class GivenSplit(Splitter):
     def remedy_for_untrained_clients(self) -> str:
         """The remedy for given masks."""
         return (
-            "Mark some of their labeled nodes in the graph's train_mask, use fewer and larger clients, or draw the "
-            "split "
+            "Let some of what they have train (train_mask, 'train'), use fewer and larger clients, or draw the split "
             "by GlobalSplit or ClientSplit"
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.extras import require
+from fl_lightning.extras import MissingExtra, require
 from fl_lightning.models.fitting import fitted
 from fl_lightning.saved_tensors import load_data
 
@@ -73,16 +73,20 @@ def _weights_in(path: Path) -> dict[str, Tensor]:
     """
     if not path.is_file():
         raise ValueError(f"file: there is no {path}")
-    if path.suffix == ".safetensors":
-        require("export", str(path))
-        import safetensors.torch  # of an extra
+    saved: Any
+    try:
+        if path.suffix == ".safetensors":
+            require("export", str(path))
+            import safetensors.torch  # of an extra
 
-        saved: Any = safetensors.torch.load_file(path)
-    else:
-        try:
+            saved = safetensors.torch.load_file(path)
+        else:
             saved = load_data(path)
-        except Exception as error:  # whatever unpickling raises
-            raise ValueError(f"{path} is no state_dict that loads with weights_only=True ({error})") from error
+    except MissingExtra:
+        raise
+    except Exception as error:  # whatever reading raises; what PyTorch advises is to run the file's code
+        kind = type(error).__name__
+        raise ValueError(f"{path} is damaged, or no state_dict that loads with weights_only=True ({kind})") from error
     if not isinstance(saved, Mapping) or not saved or not all(isinstance(each, Tensor) for each in saved.values()):
         raise ValueError(f"{path} is no state_dict: write one with torch.save(net.state_dict(), file)")
     if wrong := [name for name, value in saved.items() if not bool(torch.isfinite(value).all())]:

@@ -71,9 +71,7 @@ class Recorded:
     @property
     def test_metric(self) -> str:
         """The metric that is reported."""
-        metric = metric_of(self.monitor)
-        known = metric if metric in self.history or metric in (self.result.get("result") or {}) else self.monitor
-        return known.replace("val/", "test/")
+        return metric_of(self.monitor, {*self.history, *(self.result.get("result") or {})}).replace("val/", "test/")
 
     @property
     def less_is_better(self) -> bool:

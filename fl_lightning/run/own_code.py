@@ -8,7 +8,7 @@ import ast
 import hashlib
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -22,21 +22,25 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 
 def own_names(settings: Any) -> tuple[str, ...]:
-    """The dotted names in settings, such as ``mine.MyNet``, that lead to a source file of the user's own, in order."""
+    """The dotted names in settings, such as ``mine.MyNet``, that lead to a source file of the user's own, in order.
+
+    After them come the files with the weights that a net starts from (``Pretrained``).
+    """
     names = {each for each in _texts(settings) if _DOTTED.fullmatch(each) and each.partition(".")[0] not in _KNOWN}
-    return tuple(name for name in sorted(names) if _files_of(name, _locate))
+    return (*(name for name in sorted(names) if _files_of(name, _locate)), *sorted(_weights(settings)))
 
 
-def own_files(names: Iterable[str]) -> dict[str, str]:
+def own_files(names: Sequence[str]) -> dict[str, str]:
     """A digest of each source file that dotted names lead to: of its code, without comments and docstrings.
 
     Args:
-        names: As :func:`own_names` finds them.
+        names: As :func:`own_names` finds them, each once.
 
     Returns:
         By path from the folder that is searched for modules, such as ``mine.py``.
     """
-    names = list(names)
+    weights = {name: hashlib.sha256(Path(name).read_bytes()).hexdigest()[:12] for name in names if Path(name).is_file()}
+    names = [name for name in names if name not in weights]
     named, known = {name.partition(".")[0] for name in names}, dict[str, ModuleSpec | None]()
 
     def find(top: str) -> ModuleSpec | None:
@@ -54,7 +58,7 @@ def own_files(names: Iterable[str]) -> dict[str, str]:
         if shown not in result:
             result[shown], imported = _read(path, module)
             todo += [found for name in imported for found in _files_of(name, find).items()]
-    return dict(sorted(result.items()))
+    return dict(sorted({**result, **weights}.items()))
 
 
 def digest_of_files(files: Mapping[str, str]) -> str:
@@ -71,6 +75,18 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for each in value:
             yield from _texts(each)
+
+
+def _weights(value: Any) -> Iterator[str]:
+    """The files that a setting ``file`` names."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            if isinstance(each, str) and str(key).rpartition(".")[2] == "file" and Path(each).is_file():
+                yield each
+            yield from _weights(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _weights(each)
 
 
 def _locate(top: str) -> ModuleSpec | None:

@@ -21,6 +21,7 @@ from typing import Any, Literal
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.sources.folders import cache_folder
 from fl_lightning.models.batch_norm import statistics_of
+from fl_lightning.models.pretrained import Pretrained
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.participation import Participation
 from fl_lightning.run.processes import gather_objects
@@ -161,6 +162,8 @@ def _plain(value: Any) -> Any:
     Raises:
         LookupError: It is, or holds, an object of which nobody knows what it computes.
     """
+    if value is Pretrained:
+        raise LookupError(value)  # what is in its file may change
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from fl_lightning.direction import direction_of
+from fl_lightning.direction import direction_of, metric_of
 from fl_lightning.run.folder import whole_file, writing
 from fl_lightning.run.own_code import digest_of_files
 from fl_lightning.study.runs import StudyRun
@@ -19,6 +19,11 @@ Record = dict[str, Any]
 _SEALED = re.compile(rb'(\{.*),"sum":"([0-9a-f]{12})"\}')
 #: Metrics by name, each of every round.
 Rounds = Mapping[str, Sequence[float]]
+
+
+def metric_reported(record: Record) -> str:
+    """The bare name of the metric that is reported: the monitored one, or that of which it is a summary."""
+    return metric_of(record["monitor"], record["result"]).rpartition("/")[2]
 
 
 def is_less_better(record: Record) -> bool:

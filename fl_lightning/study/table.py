@@ -15,7 +15,7 @@ from fl_lightning.run.folder import whole_file
 from fl_lightning.study.definition import Study
 from fl_lightning.study.marks import COLUMNS, columns_of
 from fl_lightning.study.progress import Progress
-from fl_lightning.study.store import Record, Rounds, is_less_better
+from fl_lightning.study.store import Record, Rounds, is_less_better, metric_reported
 from fl_lightning.terminal import PlainTable
 
 #: Minimum width of a terminal column into which a case's name is wrapped.
@@ -84,8 +84,7 @@ def _row(record: Record) -> dict[str, Any]:
     row: dict[str, Any] = {name: record[name] for name in names}
     if record["error"]:
         return row
-    monitor, metrics = record["monitor"], record["result"]
-    metric = monitor.rpartition("/")[2]
+    metric, metrics = metric_reported(record), record["result"]
     row |= {"metric": metric, "is_error": is_less_better(record), "round": metrics["best_round"], "val": record["val"]}
     row |= {"rounds": record["num_rounds"], "training_seconds": record["training_seconds"]}
     row |= {"failures": record["failures"], **{f"bytes_{way}": size for way, size in record["bytes"].items()}}
@@ -108,7 +107,7 @@ def _further(record: Record, wanted: Sequence[str]) -> dict[str, float | None]:
     """The test metrics at the best round that a study keeps beside that of the monitored one."""
     if record["error"]:
         return {}
-    found, main = record["result"], f"test/{record['monitor'].rpartition('/')[2]}"
+    found, main = record["result"], f"test/{metric_reported(record)}"
     return {name: found[name] for name in wanted if name.startswith("test/") and name != main and name in found}
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from fl_lightning.study.definition import TOTAL_BYTES, Study
 from fl_lightning.study.progress import Progress
-from fl_lightning.study.store import Record, Rounds, is_less_better
+from fl_lightning.study.store import Record, Rounds, is_less_better, metric_reported
 from fl_lightning.study.table import markdown, mean_and_spread, scale_of
 
 #: Which share of an error above the target's, and how much accuracy below it, still counts as there.
@@ -58,7 +58,7 @@ def _table(progress: Progress, case: str, history: Mapping[str, Rounds], sizes: 
 
 def _sent(runs: Sequence[tuple[Record, Rounds]]) -> dict[str, str]:
     """Test metrics, over clients and weighted by their examples, and what they cost."""
-    scale, metric = scale_of(is_error=is_less_better(runs[0][0])), runs[0][0]["monitor"].rpartition("/")[2]
+    scale, metric = scale_of(is_error=is_less_better(runs[0][0])), metric_reported(runs[0][0])
     test = pd.Series([record["result"][f"test/{metric}"] for record, _ in runs])
     weighted = [scale * record["result"][f"test/{metric}_weighted"] for record, _ in runs]
     chosen = [rounds["round"].index(record["result"]["best_round"]) for record, rounds in runs]

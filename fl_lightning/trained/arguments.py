@@ -14,14 +14,16 @@ def add_neighbors(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def weights_of(given: Sequence[str] | None) -> dict[str, float] | None:
+def weights_of(given: Sequence[str] | None, *, joins: bool) -> dict[str, float] | None:
     """The weight of each client by name; None if the option was left out.
 
     Raises:
-        ValueError: A weight is no number.
+        ValueError: A weight is no number, or nobody joins.
     """
     if given is None:
         return None
+    if not joins:
+        raise ValueError("--neighbors is of a new client: give --onboard with it, or leave it out")
     result = {}
     for each in given:
         name, weight = each.rsplit("=", 1) if "=" in each else (each, "1")

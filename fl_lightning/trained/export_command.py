@@ -28,9 +28,9 @@ def main(arguments: Sequence[str]) -> int:
 
     try:
         run = load_run(given.run, checkpoint=given.checkpoint)
-        client = given.client
+        client, neighbors = given.client, weights_of(given.neighbors, joins=bool(given.onboard))
         if given.onboard:
-            run = run.onboard(given.onboard, neighbors=weights_of(given.neighbors))
+            run = run.onboard(given.onboard, neighbors=neighbors)
             (client,) = run.names
         loader = export(run, client, Path(given.to))
     except (ValueError, OSError) as error:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fl_lightning.batches.base import Batch, Collator, single
 from fl_lightning.batches.client_data import ClientData
 from fl_lightning.data import FederatedDataModule, Source
-from fl_lightning.data.settings import check_count, user_path
+from fl_lightning.data.settings import check_count, check_text, user_path
 from fl_lightning.executors import SequentialExecutor
 from fl_lightning.federation import UserNames
 from fl_lightning.report.folder import Recorded, read
@@ -204,8 +204,6 @@ class LoadedRun:
         Raises:
             ValueError: They do not fit.
         """
-        if isinstance(new, ClientData):
-            return new
         name = client or self.names[0]
         source, index = self._source(name)
         given = read_new(Path(new), source) if isinstance(new, str | Path) else new
@@ -215,7 +213,7 @@ class LoadedRun:
             source=source,
             preparation=self._run.datamodule.source.preparation_of(index),
         )
-        result = as_client_data(like.client_data, given, like)
+        result = given if isinstance(given, ClientData) else as_client_data(like.client_data, given, like)
         like.check(result)
         return result
 
@@ -263,6 +261,7 @@ class LoadedRun:
             >>> joined.predictions()["hospital-7"].shape
             torch.Size([1000, 4])
         """
+        check_text("name", name, "hospital-7")
         if num_epochs is not None:
             check_count("num_epochs", num_epochs, least=1)
         client_data = dataclasses.replace(self.new_data(new, like), name=name)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
@@ -19,10 +20,14 @@ from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.batches.graph_sets import ClientGraphs
 from fl_lightning.batches.pairs import ClientPairs
 from fl_lightning.data import GraphSetSource, Links, Source
+from fl_lightning.data.allocation import masks_of
 from fl_lightning.data.graph_sets import LoadedGraphs, prepared_graphs
 from fl_lightning.data.preparation import Preparation, prepare_graph
 from fl_lightning.data.sources.array_file import reading
 from fl_lightning.data.sources.base import allow_pickled_graphs
+from fl_lightning.data.sources.own_examples import are_examples, rows_of
+from fl_lightning.data.sources.parts import has_parts, roles_of
+from fl_lightning.data.split import MASKS
 from fl_lightning.data.targets import checked_targets
 from fl_lightning.federation import ClientRegistry
 from fl_lightning.saved_tensors import load_data
@@ -78,23 +83,40 @@ class Like:
             )
         return y_N
 
-    def roles(self, y_N: Tensor, train_mask: Any) -> dict[str, Any]:
-        """The masks: an example with a known target trains, unless the mask of those that do leaves it for testing."""
+    def roles(self, y_N: Tensor, masks: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of a client's data that say what trains, validates and tests, of examples with a known target.
+
+        Args:
+            y_N: The targets.
+            masks: Those of ``train_mask``, ``val_mask`` and ``test_mask`` that are given, None for others. Without any
+                all train; what tests is the rest, if it is not said.
+
+        Raises:
+            ValueError: A mask is none, they overlap, or nobody says what trains.
+        """
         known_N = self.registry.task.target.strata(y_N) >= 0
-        train_N = known_N
-        if train_mask is not None:
-            given = torch.as_tensor(train_mask)
-            if given.dtype != torch.bool or given.shape != known_N.shape:
-                raise ValueError(
-                    f"{NAME}: train_mask is {given.dtype} of shape {tuple(given.shape)}; give true or false for each "
-                    f"of {len(known_N)} {self.registry.task.examples}"
-                )
-            train_N = known_N & given
-        return {
-            "train_mask_N": train_N,
-            "val_mask_N": torch.zeros_like(known_N),
-            "test_mask_N": known_N & ~train_N,
-        }
+        given = {name: self._mask(name, mask, len(known_N)) for name, mask in masks.items() if mask is not None}
+        if given and MASKS[0] not in given:
+            raise ValueError(f"{NAME} has {' and '.join(given)} without {MASKS[0]}: say what trains as well")
+        nothing_N = torch.zeros_like(known_N)
+        train_N, val_N = given.get(MASKS[0], known_N), given.get(MASKS[1], nothing_N)
+        test_N = given.get(MASKS[2], ~train_N & ~val_N)
+        if bool(((train_N & val_N) | (train_N & test_N) | (val_N & test_N)).any()):
+            raise ValueError(f"{NAME}: {' and '.join(given)} overlap; every example has one role")
+        roles = zip(MASKS, (train_N, val_N, test_N), strict=True)
+        return {f"{name}_N": known_N & mask_N for name, mask_N in roles}
+
+    def _mask(self, name: str, mask: Any, size: int) -> Tensor:
+        given = torch.as_tensor(mask)
+        is_mask = given.dtype == torch.bool or (
+            not given.is_floating_point() and bool(((given == 0) | (given == 1)).all())
+        )
+        if not is_mask or given.shape != (size,):
+            raise ValueError(
+                f"{NAME}: {name} is {given.dtype} of shape {tuple(given.shape)}; give true or false for each of {size} "
+                f"{self.registry.task.examples}"
+            )
+        return given.bool()
 
     def check(self, new: ClientData) -> None:
         """Compare features and what edges carry.
@@ -111,6 +133,15 @@ class Like:
             has, had = (each.edge_facts.get(key, 0) for each in (new, self.client_data))
             if has != had:
                 raise ValueError(f"{NAME} must have the {words} that the run's graphs have: {had}, not {has}")
+        if new.y_N.dim() == 1 and len(new.y_N) and int(new.y_N.max()) >= self.num_outputs:
+            raise ValueError(
+                f"{NAME}: y has class {int(new.y_N.max())}, but the run's classes are 0 to {self.num_outputs - 1}"
+            )
+        if new.y_N.shape[1:] != self.client_data.y_N.shape[1:]:
+            raise ValueError(
+                f"{NAME}: y has rows of the shape {tuple(new.y_N.shape[1:])}, the run's clients "
+                f"{tuple(self.client_data.y_N.shape[1:])}"
+            )
 
 
 def read_new(path: Path, source: Source) -> Any:
@@ -166,8 +197,9 @@ def as_client_data(client_data: ClientData, new: Any, like: Like) -> ClientData:
 
     Args:
         client_data: The client's, whose class says what is expected: a graph; a list of graphs; rows as a tensor, or
-            ``x`` and perhaps ``y`` and ``train_mask`` by name; or a graph whose ``edge_label_index`` (2, P) are the
-            pairs in question, and whose ``edge_label_type`` (P,) are their relations, if links have several.
+            ``x`` and perhaps ``y`` and masks by name; or a graph whose ``edge_label_index`` (2, P) are the pairs in
+            question, and whose ``edge_label_type`` (P,) are their relations, if links have several. Graphs and rows may
+            also come as the data module takes a client's, with a split of their own or without.
         new: What is given; ``y`` may be missing, or unknown for some examples.
         like: What it has to be like.
 
@@ -186,22 +218,31 @@ def _(client_data: ClientGraph, new: Any, like: Like) -> ClientData:
         name="new",
         num_outputs=client_data.num_outputs,
         y_N=y_N,
-        **like.roles(y_N, graph.get("train_mask")),
+        **like.roles(y_N, _masks_in(graph)),
         **_edges_of(plain),
     )
 
 
 @as_client_data.register
 def _(client_data: ClientGraphs, new: Any, like: Like) -> ClientData:
-    if isinstance(new, list | tuple) and new and all(isinstance(each, str) for each in new):
-        new = _described(like.source).new_graphs(new).graphs
+    parts = new if has_parts(new) else {}
+    if parts:
+        new = [graph for graphs in parts.values() for graph in graphs]
+    if not isinstance(new, Data | Tensor | str | Mapping) and hasattr(new, "__len__") and not len(new):
+        raise ValueError(f"{NAME} has no graphs: give at least one")
+    if not isinstance(new, Data | Tensor | str | Mapping) and all(isinstance(each, str) for each in new):
+        new = _described(like.source).new_graphs(list(new)).graphs
     if not isinstance(new, Sequence) or not all(isinstance(each, Data) for each in new):
         raise ValueError(f"{NAME} is {_said(new)}: give a list of graphs, torch_geometric.data.Data")
     given = [each.get("y") for each in new]
     y = None if all(each is None for each in given) else _stacked(given, client_data.y_N)
     y_N = like.targets(y, len(new))
-    marks = [each.get("train_mask") for each in new]
-    roles = like.roles(y_N, None if None in marks else [bool(mark) for mark in marks])
+    marks = {name: [each.get(name) for each in new] for name in MASKS}
+    masks = {name: None if None in each else [bool(mark) for mark in each] for name, each in marks.items()}
+    if parts:
+        role_N = roles_of({part: len(graphs) for part, graphs in parts.items()})
+        masks = {name.removesuffix("_N"): mask_N for name, mask_N in masks_of(role_N).items()}
+    roles = like.roles(y_N, masks)
     blank = [Data(**{**each.to_dict(), "y": torch.zeros(1)}) for each in new]
     loaded = LoadedGraphs(graphs=blank)
     degrees = getattr(like.source, "max_degree", None)
@@ -235,7 +276,7 @@ def _(client_data: ClientPairs, new: Any, like: Like) -> ClientData:
     sending = ClientGraph(name="new", y_N=torch.full((num_nodes,), -1), **masks, **_edges_of(plain))
     pair_P2 = pairs.long().sort(dim=0).values.t().contiguous()
     y_P = like.targets(graph.get("edge_label"), len(pair_P2))
-    roles = like.roles(y_P, graph.get("train_mask"))
+    roles = like.roles(y_P, _masks_in(graph))
     _check_hidden(pair_P2[roles["test_mask_N"] & (y_P[:, 0] == 1)], plain)
     without_M2 = pair_P2[y_P[:, 0] == 0]
     return ClientPairs(
@@ -251,12 +292,23 @@ def _(client_data: ClientPairs, new: Any, like: Like) -> ClientData:
 
 @as_client_data.register
 def _(client_data: ClientExamples, new: Any, like: Like) -> ClientData:
-    given = new if isinstance(new, Mapping) else {"x": new}
-    x = given.get("x")
+    if are_examples(new):
+        rows, y, role_N = rows_of(NAME, new)
+        masks = {} if role_N is None else {name.removesuffix("_N"): each for name, each in masks_of(role_N).items()}
+        given: Mapping[str, Any] = {"x": rows, "y": y, **masks}
+    else:
+        given = new if isinstance(new, Mapping) else {"x": new}
+    if strangers := sorted(map(str, set(given) - {"x", "y", *MASKS})):
+        raise ValueError(f"{NAME} has {strangers[0]!r}: give x, y and {', '.join(MASKS)} by these names")
+    x = torch.as_tensor(given["x"]) if isinstance(given.get("x"), np.ndarray) else given.get("x")
     if not isinstance(x, Tensor) or x.dim() < 2 or not len(x) or x.is_complex() or not bool(x.isfinite().all()):
         raise ValueError(f"{NAME} is {_said(new)}: give finite numbers x, a row for each example, or x and y by name")
     y_N = like.targets(given.get("y"), len(x))
-    return ClientExamples(name="new", x_NX=x.float(), y_N=y_N, **like.roles(y_N, given.get("train_mask")))
+    return ClientExamples(name="new", x_NX=x.float(), y_N=y_N, **like.roles(y_N, {n: given.get(n) for n in MASKS}))
+
+
+def _masks_in(graph: Data) -> dict[str, Any]:
+    return {name: graph.get(name) for name in MASKS}
 
 
 def _check_hidden(tested_P2: Tensor, plain: Data) -> None:

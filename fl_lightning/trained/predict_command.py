@@ -38,9 +38,9 @@ def main(arguments: Sequence[str]) -> int:
 
     try:
         run = load_run(given.run, checkpoint=given.checkpoint)
-        client = given.client
+        client, neighbors = given.client, weights_of(given.neighbors, joins=given.onboard)
         if given.onboard:
-            run = run.onboard(given.data, neighbors=weights_of(given.neighbors))
+            run = run.onboard(given.data, neighbors=neighbors)
             (client,) = run.names
         data = run.new_data(given.data, client)
         if given.onboard and not given.finetune:

@@ -95,7 +95,10 @@ def test_optuna_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     ("options", "message"),
     [
         ({"methods": ["FedAvgg"]}, "--methods 'FedAvgg' is no strategy: did you mean FedAvg?"),
-        ({"methods": ["nowhere.Mine"]}, "--methods: nowhere of Mine cannot be imported: No module named 'nowhere'"),
+        ({"methods": ["nowhere.Mine"]}, "--methods: 'nowhere.Mine' cannot be imported: No module named 'nowhere'"),
+        ({"methods": ["os.FedAvg"]}, "--methods: 'os.FedAvg' cannot be imported: module 'os' has no attribute"),
+        ({"methods": ["os.path"]}, "--methods 'os.path' is no strategy of a name of its own"),
+        ({"methods": [".X"]}, "--methods: '.X' cannot be imported"),
         (
             {"methods": ["FedAvg"], "grid": {"strategy.mu": [1]}},
             "--grid strategy.mu: none of Local, FedAvg, Pooled has",

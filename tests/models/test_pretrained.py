@@ -64,7 +64,7 @@ def test_what_fits_is_taken_if_asked(weights) -> None:
         ([1, 2], "is no state_dict: write one with torch.save"),
         ({"weight": torch.ones(2)}, "it lacks convs.0.weight; .*the net has no weight; give the net that it is of"),
         ({"convs.0.weight": torch.full((6, 8), torch.nan)}, "convs.0.weight is not finite"),
-        (None, "is no state_dict that loads with weights_only=True"),
+        (None, "is damaged, or no state_dict that loads with weights_only=True"),
     ],
 )
 def test_files_that_do_not_fit_are_named(content, message, tmp_path) -> None:
@@ -101,6 +101,19 @@ def test_modules_of_pytorch(tmp_path) -> None:
     start = start_of(trainer, client, data, FedAvg(num_epochs=1))
     assert all(torch.equal(value, net.state_dict()[name]) for name, value in start.items())
     assert len(start) == 4
+
+
+def test_a_reference_is_not_taken_from_other_weights(weights, federation, make_trainer, monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("FL_CACHE_DIR", str(tmp_path / "cache"))
+    net = functools.partial(Pretrained, net=functools.partial(GCN, hidden_channels=8), file=str(weights))
+    client = fl.ClientModule(net, optimizer=functools.partial(torch.optim.SGD, lr=1e-9))
+    losses = []
+    for scale in (1.0, 30.0):
+        torch.save({name: scale * value for name, value in torch.load(weights).items()}, weights)
+        trainer = make_trainer(num_rounds=1, references=["local"])
+        trainer.fit(client, federation, FedAvg(num_epochs=1))
+        losses.append(trainer.run.references["Local"]["train/loss"])
+    assert losses[1] != pytest.approx(losses[0], rel=1e-3)
 
 
 @pytest.mark.full

@@ -8,12 +8,14 @@ import torch
 
 from fl_lightning import ClientModule, Participation, SequentialExecutor
 from fl_lightning.callbacks import EarlyStopping
+from fl_lightning.direction import metric_of
 from fl_lightning.models import GCN
 from fl_lightning.report.folder import read
 from fl_lightning.round.metrics import client_values, summarize
 from fl_lightning.round.payload import Payload
 from fl_lightning.run.callback import WrongSetting
 from fl_lightning.strategies import FedAvg, Kin, SheafRidge
+from fl_lightning.study.store import metric_reported
 from fl_lightning.tasks.targets import split_scores
 
 
@@ -123,3 +125,13 @@ def test_participants_failures_and_dropouts_are_counted_apart(federation, make_m
         assert row["num_participants"] + row["num_dropouts"] == 5
         assert row["num_failures"] == 0
     assert any(row["num_dropouts"] for row in trainer.run.history)
+
+
+def test_a_summary_names_its_metric() -> None:
+    known = {"val/acc", "val/f1_weighted", "gen/val/acc"}
+    assert metric_of("val/acc_worst", known) == "val/acc"
+    assert metric_of("gen/val/acc_weighted", known) == "gen/val/acc"
+    assert metric_of("val/f1_weighted", known) == "val/f1_weighted"
+    record = {"monitor": "val/acc_worst", "result": {"val/acc": 0.5, "val/acc_worst": 0.1}}
+    assert metric_reported(record) == "acc"
+    assert metric_reported({"monitor": "val/acc", "result": {"val/acc": 0.5}}) == "acc"

@@ -84,3 +84,15 @@ def test_an_installed_package_counts_only_where_it_is_named(tmp_path: Path, monk
     write(tmp_path, mine="import theirs")
     assert list(own_files(["mine.Mine"])) == ["mine.py"]
     assert list(own_files(["theirs.Net"])) == ["theirs/__init__.py", "theirs/net.py"]
+
+
+def test_weights_that_a_net_starts_from_count(tmp_path: Path) -> None:
+    file = tmp_path / "w.pt"
+    file.write_bytes(b"one")
+    settings = {"model.net.init_args.file": str(file), "data": [{"path": str(file)}], "seed": 1}
+    names = own_names(settings)
+    assert names == (str(file),)
+    first = own_files(names)
+    assert list(first) == [str(file)]
+    file.write_bytes(b"two")
+    assert own_files(names) != first

@@ -48,6 +48,39 @@ def test_fine_tuning_learns_the_new_targets_and_leaves_the_run_as_it_was(run) ->
     assert made.test_mask_N.equal(~few)
 
 
+def test_who_trains_and_who_tests_is_as_given(run, make_trainer, tmp_path) -> None:
+    data = run.data(run.names[0])
+    third = torch.arange(data.size) % 3
+    masks = {f"{part}_mask": third == i for i, part in enumerate(("train", "val", "test"))}
+    made = run.new_data(graph_of(data, y=data.y_N, **masks))
+    known_N = data.y_N >= 0
+    for name, mask_N in masks.items():
+        assert getattr(made, f"{name}_N").equal(mask_N & known_N)
+    made = run.new_data(graph_of(data, y=data.y_N, train_mask=(third == 0).long()))
+    assert made.test_mask_N.equal(known_N & (third != 0))
+    for wrong, message in (
+        ({"test_mask": third == 2}, "has test_mask without train_mask: say what trains as well"),
+        ({"train_mask": third < 2, "test_mask": third > 0}, "train_mask and test_mask overlap"),
+        ({"train_mask": third}, "train_mask is torch.int64 of shape"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run.new_data(graph_of(data, y=data.y_N, **wrong))
+
+    rows = fl.FederatedDataModule(Lines(), cache_dir=str(tmp_path))
+    rows.setup()
+    run = loaded(make_trainer, rows)
+    x, y = run.data(run.names[0]).x_NX, run.data(run.names[0]).y_N
+    parts = {"train": (x[:4], y[:4]), "test": (x[4:], y[4:])}
+    for new in (parts, {"x": x, "y": y, "train_mask": torch.arange(len(x)) < 4}):
+        made = run.new_data(new)
+        assert torch.equal(made.x_NX, x)
+        assert made.train_mask_N.nonzero().flatten().tolist() == [0, 1, 2, 3]
+    for new in ((x, y), {"x": x.numpy(), "y": y.numpy()}):
+        assert run.new_data(new).train_mask_N.all()
+    with pytest.raises(ValueError, match="has 'trian_mask': give x, y and train_mask"):
+        run.new_data({"x": x, "y": y, "trian_mask": torch.ones(len(x))})
+
+
 def test_what_does_not_fit_is_named(run, tmp_path) -> None:
     data = run.data(run.names[0])
     for new, message in (
@@ -91,6 +124,10 @@ def test_graphs(make_trainer, tmp_path) -> None:
     torch.save(unlabeled, tmp_path / "new.pt")
     assert torch.allclose(run.predict(tmp_path / "new.pt", run.names[1]), run.predictions()[run.names[1]], atol=1e-6)
     assert run.predict(graphs, num_finetune_epochs=2).shape == (len(graphs), 2)
+    made = run.new_data({"train": graphs[:2], "test": graphs[2:]})
+    assert made.train_mask_N.sum() == 2
+    with pytest.raises(ValueError, match="the new data has no graphs: give at least one"):
+        run.predict([])
     with pytest.raises(ValueError, match="the new data is a Data: give a list of graphs"):
         run.predict(graphs[0])
 

@@ -64,6 +64,23 @@ def test_a_table_with_targets_trains_a_new_client(run, tmp_path) -> None:
     assert not run.new_data(nothing).train_mask_N.any()
 
 
+def test_targets_go_by_their_names(tmp_path, make_trainer) -> None:
+    lines = [f"{s},{row},{-row}.5" for row, s in enumerate(SMILES)]
+    (tmp_path / "known.csv").write_text("\n".join(["smiles,a,b", *lines]) + "\n")
+    source = MoleculeSource(str(tmp_path / "known.csv"), kind="numbers")
+    data = fl.FederatedDataModule(source, fl.data.RandomPartitioner(2), cache_dir=str(tmp_path / "cache"))
+    data.setup()
+    run = loaded(make_trainer, data)
+    for text, expected in (
+        ("smiles,b,a\nCC,-2.5,2\n", [2.0, -2.5]),
+        ("vendor,smiles,a,b\nX,CC,2,-2.5\n", [2.0, -2.5]),
+        ("smiles,b\nCC,-2.5\n", [-99.0, -2.5]),
+        ("smiles,vendor\nCC,X\n", [-99.0, -99.0]),
+    ):
+        (tmp_path / "new.csv").write_text(text)
+        assert run.new_data(tmp_path / "new.csv").y_N[0].nan_to_num(-99).tolist() == expected
+
+
 def test_clients_with_sets_of_their_own(tmp_path, make_trainer) -> None:
     sources = [MoleculeSource(str(table(tmp_path / f"{name}.csv", "toxic")), targets=["toxic"]) for name in "ab"]
     data = fl.FederatedDataModule(ManyGraphSets(sources), cache_dir=str(tmp_path / "cache"))

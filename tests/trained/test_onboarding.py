@@ -2,6 +2,7 @@
 
 import copy
 import csv
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,13 @@ def test_who_cannot_join_is_told_why(unrelated, make_trainer) -> None:
         run.onboard(new, run.names[1])
     with pytest.raises(ValueError, match="no example has a target: give y"):
         run.onboard(graph_of(data))
+    for wrong in (5, ""):
+        with pytest.raises(ValueError, match="name must be a text such as 'hospital-7'"):
+            run.onboard(new, wrong)
+    with pytest.raises(ValueError, match="has 2 features, the run's clients have 6"):
+        run.onboard(dataclasses.replace(data, x_NF=data.x_NF[:, :2]))
+    with pytest.raises(ValueError, match="y has class 9, but the run's classes are 0 to 2"):
+        run.onboard(dataclasses.replace(data, y_N=data.y_N + 7))
     with pytest.raises(ValueError, match="num_epochs must be at least 1, got 0"):
         run.onboard(new, num_epochs=0)
     with pytest.raises(ValueError, match="has 4 features, the run's clients have 6"):
@@ -174,3 +182,6 @@ def test_the_commands(tmp_path, monkeypatch, capsys) -> None:
     assert "--neighbors client-00=much: give a number after the name, such as client-00=0.5" in capsys.readouterr().err
     assert main([*command, "client-00"]) == 2
     assert "neighbors are given, but the clients have no relation graph" in capsys.readouterr().err
+    command[command.index("--onboard")] = "--global"
+    assert main([*command, "client-00"]) == 2
+    assert "--neighbors is of a new client: give --onboard with it" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 Shape legend: N examples, X the shape of one, H numbers of a target.
 """
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -59,7 +60,13 @@ class ExampleSetSource(OfKind, SetSource):
         [role_N] = whole.roles or (None,)
         if role_N is not None:
             traits |= {name.removesuffix("_N"): mask_N for name, mask_N in masks_of(role_N).items()}
-        check_used(asked, [traits.get(MASKS[0])], str(self))
+        check_used(asked, given=role_N is not None, title=str(self))
+        if MASKS[0] in columns and not asked.splitter_is_given:
+            warnings.warn(
+                f"{self}: the columns {', '.join(name for name in MASKS if name in columns)} are not used, the split "
+                f"is {type(asked.splitter).__name__}'s; set data.splitter to GivenSplit to use them.",
+                stacklevel=2,
+            )
         summary = Data(y=task.target.strata(y_N), num_nodes=len(y_N), examples=self.noun, **traits)
         names, shares, roles = self.shared_out(asked, task, summary, columns)
         used = [share_M[role_M != Role.UNUSED] for share_M, role_M in zip(shares, roles, strict=True)]

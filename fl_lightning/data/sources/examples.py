@@ -97,7 +97,7 @@ class ExampleSource(Source):
         except ValueError as error:
             raise ValueError(f"{self}: {error}") from error
         task = examples.task
-        check_used(asked, examples.roles, str(self))
+        check_used(asked, given=any(role is not None for role in examples.roles or ()), title=str(self))
         roles = split_examples(task, examples.y, asked, examples.roles)
         used = [role_N != Role.UNUSED for role_N in roles]
         clients = tuple(

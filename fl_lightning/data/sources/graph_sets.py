@@ -19,7 +19,7 @@ from fl_lightning.data.settings import check_count, check_flag, check_is_file, u
 from fl_lightning.data.sources.array_file import reading
 from fl_lightning.data.sources.base import allow_pickled_graphs
 from fl_lightning.data.sources.in_file import InFile
-from fl_lightning.data.sources.parts import check_used, roles_of
+from fl_lightning.data.sources.parts import check_used, has_parts, parts_in, roles_of
 from fl_lightning.data.sources.sets import SetSource
 from fl_lightning.data.split import GivenSplit, Splitter
 from fl_lightning.data.targets import checked_targets
@@ -98,7 +98,7 @@ class GraphSetSource(SetSource):
         """Every client's graphs."""
         assert asked.partitioner is not None
         task, [y_G] = task_and_targets([prepared], [str(self)])
-        check_used(asked, [prepared.loaded.roles], str(self))
+        check_used(asked, given=prepared.loaded.roles is not None, title=str(self))
         summary = prepared.summary(task.target.strata(y_G))
         names, shares, roles = self.shared_out(asked, task, summary, prepared.loaded.columns)
         identity = asked.identity(self.identity(), partitioner=asked.partitioner.identity())
@@ -182,8 +182,11 @@ def _loaded(given: Sequence[Data] | Mapping[str, Sequence[Data]]) -> LoadedGraph
     """Graphs, with their roles if they are given by part."""
     if not isinstance(given, Mapping):
         return LoadedGraphs(graphs=list(given))
-    roles = roles_of({part: len(graphs) for part, graphs in given.items()})
-    return LoadedGraphs(graphs=[graph for graphs in given.values() for graph in graphs], roles=roles)
+    if not has_parts(given):
+        raise ValueError(f"a set of graphs is a list, or lists called 'train', 'val' and 'test'; got {[*given]}")
+    parts = parts_in(given)
+    roles = roles_of({part: len(graphs) for part, graphs in parts.items()})
+    return LoadedGraphs(graphs=[graph for graphs in parts.values() for graph in graphs], roles=roles)
 
 
 def table_of(allocation: Allocation) -> PartitionTable:

@@ -16,7 +16,6 @@ from fl_lightning.data.preparation import Preparation
 from fl_lightning.data.sources.base import Source
 from fl_lightning.data.sources.examples import client_names
 from fl_lightning.data.sources.graph_sets import GraphSetSource, InMemoryGraphSet, content, table_of, task_and_targets
-from fl_lightning.data.sources.parts import check_used
 from fl_lightning.data.split import GivenSplit, Splitter
 
 
@@ -70,8 +69,7 @@ class ManyGraphSets(Source):
     @property
     def default_splitter(self) -> Splitter:
         """The clients' own split, if they come with one."""
-        splitters = [source.default_splitter for source in self.sources]
-        return next((each for each in splitters if isinstance(each, GivenSplit)), super().default_splitter)
+        return GivenSplit() if any(map(_has_parts, self.sources)) else super().default_splitter
 
     def prepare(self, asked: Asked) -> list[PreparedGraphs]:
         """All sets."""
@@ -96,9 +94,7 @@ class ManyGraphSets(Source):
                 "or give all the same"
             )
         has_own = own_outputs and task.target.has_classes  # labels and numbers that a client lacks are missing
-        given = [each.loaded.roles for each in prepared]
-        check_used(asked, given, str(self))
-        roles = split_examples(task, targets, asked, given)
+        roles = split_examples(task, targets, asked, [each.loaded.roles for each in prepared])
         everything = [torch.arange(each.num_graphs) for each in prepared]
         padded = [_padded(y_G, max(counts)) for y_G in targets]
         clients = tuple(
@@ -123,6 +119,11 @@ class ManyGraphSets(Source):
     def describe(self, allocation: Allocation, *, seed: int, non_iidness: bool) -> PartitionTable:
         """Of graphs also sizes, degrees and targets."""
         return table_of(allocation)
+
+
+def _has_parts(source: GraphSetSource) -> bool:
+    """Whether the graphs were given by what trains, validates and tests."""
+    return isinstance(source, InMemoryGraphSet) and source.loaded.roles is not None
 
 
 def _padded(y_G: Tensor, num_outputs: int) -> Tensor:

@@ -65,6 +65,7 @@ class MoleculeSource(GraphSetSource):
         self.columns = list(dict.fromkeys([*(columns or ()), *([clients] if clients is not None else [])]))
         self.clients_by = clients
         self.bonds = bonds
+        self._found_targets: list[str] = []  # in the table that was read
 
     def __str__(self) -> str:
         """With the file."""
@@ -81,6 +82,7 @@ class MoleculeSource(GraphSetSource):
         targets = self.target_columns or [name for name in table if name not in named_elsewhere]
         if not targets:
             raise ValueError(f"{self}: no column is left for targets: name them by targets")
+        self._found_targets = targets
         y = torch.stack([self._numbers(name, self._column(table, name)) for name in targets], dim=1)
         molecules = molecules_of(smiles, cache_dir)
         known_M = ~y.isnan().all(dim=1)
@@ -114,11 +116,10 @@ class MoleculeSource(GraphSetSource):
         return table_in(path, self.smiles)
 
     def new_graphs(self, given: Path | Sequence[str]) -> LoadedGraphs:
-        """Molecules by their SMILES, or of a table with the columns that this one has, of which targets may lack."""
+        """Molecules by their SMILES, or of a table that has some of the columns of this one; others are not read."""
         table = table_in(given, self.smiles) if isinstance(given, Path) else {self.smiles: list(given)}
         smiles = self._column(table, self.smiles)
-        named_elsewhere = {self.smiles, self.name_column, *self.columns}
-        targets = self.target_columns or [name for name in table if name not in named_elsewhere]
+        targets = self._found_targets
         graphs = graphs_of(smiles, bonds=self.bonds)
         if any(name in table for name in targets):
             nothing = [""] * len(smiles)

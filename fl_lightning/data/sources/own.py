@@ -20,7 +20,8 @@ from fl_lightning.data.sources.parts import has_parts
 #: What the data module takes in place of a source.
 _TAKEN = (
     "give a source, a graph (torch_geometric.data.Data) or its file, or a pair of inputs and targets (tensors, "
-    "arrays); or, in a list or dictionary with a value for each client, graphs, lists of graphs, or such pairs"
+    "arrays); or, in a list or dictionary with a value for each client, graphs, lists of graphs, or such pairs, each "
+    "perhaps as {'train': ..., 'val': ..., 'test': ...}"
 )
 
 

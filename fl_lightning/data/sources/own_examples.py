@@ -19,7 +19,7 @@ from fl_lightning.data.sources.array_file import reading
 from fl_lightning.data.sources.base import Source
 from fl_lightning.data.sources.examples import Examples, ExampleSource, client_names
 from fl_lightning.data.sources.in_file import InFile
-from fl_lightning.data.sources.parts import has_parts, roles_of
+from fl_lightning.data.sources.parts import has_parts, parts_in, roles_of
 from fl_lightning.data.split import GivenSplit, Splitter
 from fl_lightning.data.targets import checked_targets
 from fl_lightning.saved_tensors import check_holds_numbers, load_data
@@ -131,6 +131,8 @@ class ExampleFile(InFile, _OwnExamples):
             saved = load_data(self.path)
             if not isinstance(saved, dict) or not all(isinstance(name, str) for name in saved):
                 raise ValueError(f"it holds a {type(saved).__name__}")
+            if has_parts(saved):
+                raise ValueError("it holds one set with a split: give its clients by name, each with such parts")
         return saved
 
 
@@ -161,7 +163,9 @@ def are_examples(given: Any) -> bool:
     """Whether this is what :class:`InMemoryExamples` has of a client."""
     if isinstance(given, Dataset):  # those of PyG are of graphs
         return not isinstance(given, IterableDataset | GraphDataset)
-    return all(map(are_examples, given.values())) if has_parts(given) else _is_pair(given)
+    if has_parts(given):
+        return all(each is None or are_examples(each) for each in given.values())
+    return _is_pair(given)
 
 
 def _is_pair(given: Any) -> bool:
@@ -193,7 +197,7 @@ def rows_of(name: str, given: Any) -> Rows:
     """
     if not has_parts(given):
         return (*_pair_of(name, given), None)
-    pairs = {part: _pair_of(f"{name}, {part}", each) for part, each in given.items()}
+    pairs = {part: _pair_of(f"{name}, {part}", each) for part, each in parts_in(given).items()}
     for which, key in enumerate("xy"):
         shapes = {part: tuple(pair[which].shape[1:]) for part, pair in pairs.items()}
         if len(set(shapes.values())) > 1:

@@ -1,32 +1,65 @@
 """Examples whose roles are given, by a mapping of what trains, validates and tests: ``{"train": ..., "test": ...}``."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
 
 from fl_lightning.data.allocation import Asked
+from fl_lightning.data.sources.base import Source
 from fl_lightning.data.split import GivenSplit, Role
 
 #: The parts, by the names that they have.
 PARTS = {"train": Role.TRAIN, "val": Role.VAL, "test": Role.TEST}
 
 
+#: What others call a part.
+_OTHER_NAMES = {"training", "valid", "validation", "eval", "evaluation", "dev", "testing"}
+
+
 def has_parts(given: Any) -> bool:
-    """Whether this is a mapping of parts.
+    """Whether this is a mapping of what trains, validates and tests, each a pair, a data set or a list.
 
     Raises:
-        ValueError: It has one that is called ``train``, and others that are no parts.
+        ValueError: A part has another name.
     """
-    if not isinstance(given, Mapping) or "train" not in given:
+    if not isinstance(given, Mapping) or not given or not all(map(_may_be_part, given.values())):
         return False
-    if others := [name for name in given if name not in PARTS]:
-        raise ValueError(f"data.source has 'train' and {others[0]!r}: call what trains, validates and tests {_CALLED}")
-    return True
+    lower = {str(name).lower(): name for name in given}
+    others = [name for key, name in lower.items() if key in _OTHER_NAMES or (key in PARTS and name not in PARTS)]
+    if others and set(lower) <= {*PARTS, *_OTHER_NAMES}:
+        raise ValueError(f"data.source has {others[0]!r}: call what trains, validates and tests {_CALLED}")
+    return set(given) <= set(PARTS)
+
+
+def _may_be_part(given: Any) -> bool:
+    """Whether this can hold several examples; a graph, a source and the name of a file do not."""
+    is_one = isinstance(given, str | Path | Data | Mapping | Source)
+    return given is None or (not is_one and hasattr(given, "__getitem__"))
 
 
 _CALLED = ", ".join(map(repr, PARTS))
+
+
+def parts_in(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts that have examples, those that train first.
+
+    Raises:
+        ValueError: Nothing trains.
+    """
+    result = {name: given[name] for name in PARTS if given.get(name) is not None and _size(given[name])}
+    if "train" not in result:
+        raise ValueError(f"nothing is called 'train' in what has {', '.join(map(repr, given))}: say what trains")
+    return result
+
+
+def _size(given: Any) -> int:
+    """How many examples a part has: of a pair of inputs and targets, those."""
+    is_pair = isinstance(given, list | tuple) and len(given) == 2 and all(hasattr(each, "__array__") for each in given)
+    return len(given[0]) if is_pair else len(given)
 
 
 def roles_of(sizes: Mapping[str, int]) -> Tensor:
@@ -34,13 +67,17 @@ def roles_of(sizes: Mapping[str, int]) -> Tensor:
     return torch.cat([torch.full((size,), PARTS[name], dtype=torch.int8) for name, size in sizes.items()])
 
 
-def check_used(asked: Asked, roles: Sequence[Tensor | None] | None, title: str) -> None:
+def check_used(asked: Asked, *, given: bool, title: str) -> None:
     """Refuse to split at random what comes with a split, unless a splitter was chosen.
+
+    Args:
+        asked: The settings of the data module.
+        given: Whether it says what trains and what tests.
+        title: What messages call it.
 
     Raises:
         ValueError: No splitter was, and the source's default does not go by these roles.
     """
-    given = roles is not None and any(role is not None for role in roles)
     if given and not asked.splitter_is_given and not isinstance(asked.splitter, GivenSplit):
         raise ValueError(
             f"{title} says what trains and what tests: set data.splitter to GivenSplit to go by it, or to another "

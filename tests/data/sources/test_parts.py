@@ -9,7 +9,17 @@ from torch.utils.data import TensorDataset
 from torch_geometric.data import Data
 
 import fl_lightning as fl
-from fl_lightning.data import ClientSplit, ExampleFile, ExampleSetFile, GivenSplit, RandomPartitioner
+from fl_lightning.data import (
+    ClientSplit,
+    ExampleFile,
+    ExampleSetFile,
+    GivenSplit,
+    GraphSetSource,
+    InMemoryGraphSet,
+    ManyGraphSets,
+    RandomPartitioner,
+)
+from fl_lightning.data.graph_sets import LoadedGraphs
 
 pytestmark = pytest.mark.filterwarnings("ignore:GivenSplit leaves clients")
 
@@ -53,8 +63,10 @@ def test_clients_keep_their_own_split(make, tmp_path) -> None:
     assert data.partition_hash != data_of({**source, "b": {"train": make(5, 20)}}, tmp_path).partition_hash
     drawn = data_of(list(source.values()), tmp_path, None, ClientSplit(train=0.5, val=0.2))
     assert len(parts_of(drawn.clients[0])["train"]) in (4, 5)
-    with pytest.raises(ValueError, match="1 of 2 clients say what trains and what tests: give that of all clients"):
+    with pytest.raises(ValueError, match="that come with a split at all clients"):
         data_of([source["a"], make(4)], tmp_path)
+    drawn = data_of([source["a"], make(4)], tmp_path, None, ClientSplit(train=0.5, val=0.25))
+    assert len(parts_of(drawn.clients[1])["train"]) == 2
 
 
 @pytest.mark.parametrize("make", [rows, graphs])
@@ -77,9 +89,9 @@ def test_some_of_what_trains_validates(tmp_path) -> None:
     assert parts_of(data_of(source, tmp_path, None, GivenSplit(val=0.2), seed=1).clients[0]) != parts_of(
         data.clients[0]
     )
-    full = [{"train": rows(4), "val": rows(2, 4), "test": rows(3, 6)}]
-    with pytest.raises(ValueError, match="GivenSplit's val is for data without anything to validate on"):
-        data_of(full, tmp_path, None, GivenSplit(val=0.2))
+    mixed = [{"train": rows(10), "val": rows(2, 10), "test": rows(3, 12)}, source[1]]
+    data = data_of(mixed, tmp_path, None, GivenSplit(val=0.2))
+    assert [len(parts_of(client)["val"]) for client in data.clients] == [2, 2]  # drawn where there is none
     graph = Data(x=torch.ones(9, 2), edge_index=torch.tensor([[0, 1], [1, 0]]), y=torch.arange(9) % 2)
     graph.train_mask, graph.test_mask = torch.arange(9) < 6, torch.arange(9) >= 6
     with pytest.raises(
@@ -111,17 +123,57 @@ def test_files(tmp_path) -> None:
     masks = {f"{part}_mask": (torch.arange(8) % 3 == i).long() for i, part in enumerate(("train", "val", "test"))}
     torch.save({"x": x, "y": y, **masks}, tmp_path / "set.pt")
     file = ExampleSetFile(str(tmp_path / "set.pt"))
-    with pytest.raises(ValueError, match=r"says what trains and what tests"):
+    with pytest.warns(
+        UserWarning, match=r"columns train_mask, val_mask, test_mask are not used, the split is ClientSplit"
+    ):
         data_of(file, tmp_path, RandomPartitioner(1))
     parts = parts_of(data_of(file, tmp_path, RandomPartitioner(1), GivenSplit()).clients[0])
     assert parts == {"train": [0, 3, 6], "val": [1, 4, 7], "test": [2, 5]}
+    torch.save(
+        {"x": x, "y": y, "train_mask": masks["train_mask"], "test_mask": masks["test_mask"]}, tmp_path / "set.pt"
+    )
+    parts = parts_of(data_of(file, tmp_path, RandomPartitioner(1), GivenSplit()).clients[0])
+    assert parts == {"train": [0, 3, 6], "val": [], "test": [2, 5]}
+    torch.save({"train": rows(4), "test": rows(2, 4)}, tmp_path / "clients.pt")
+    with pytest.raises(ValueError, match="it holds one set with a split: give its clients by name"):
+        data_of(source, tmp_path, None, GivenSplit())
+
+
+def test_clients_may_have_these_names(tmp_path) -> None:
+    graph = Data(x=torch.ones(20, 2), edge_index=torch.tensor([[0, 1], [1, 0]]), y=torch.arange(20) % 2)
+    for source in ({"train": graph, "test": graph}, {"train": rows(9), "elsewhere": rows(9)}):
+        data = data_of(source, tmp_path)
+        assert [client.name for client in data.clients] == list(source)
+
+
+def test_empty_parts_and_none_are_left_out(tmp_path) -> None:
+    for make in (rows, graphs):
+        data = data_of([{"train": make(4), "val": None, "test": make(2, 4)}], tmp_path)
+        assert parts_of(data.clients[0]) == {"train": [0, 1, 2, 3], "val": [], "test": [4, 5]}
+    empty = (torch.zeros(0, 2), torch.zeros(0, dtype=torch.long))
+    data = data_of([{"train": rows(4), "val": empty, "test": rows(2, 4)}], tmp_path)
+    assert parts_of(data.clients[0]) == {"train": [0, 1, 2, 3], "val": [], "test": [4, 5]}
+
+
+def test_sets_with_a_public_split_are_split_as_before(tmp_path) -> None:
+    class Public(GraphSetSource):
+        default_splitter = GivenSplit()
+
+        def load(self, root: Any, cache_dir: Any = None) -> LoadedGraphs:
+            return LoadedGraphs(graphs=graphs(12), roles=(torch.arange(12) % 3 + 1).to(torch.int8))
+
+    data = data_of(ManyGraphSets([Public(), Public()]), tmp_path)
+    assert isinstance(data.splitter, ClientSplit)
+    data_of(ManyGraphSets([Public(), InMemoryGraphSet(graphs(12))]), tmp_path)
+    data = data_of(ManyGraphSets([Public(), Public()]), tmp_path, None, GivenSplit())
+    assert parts_of(data.clients[1])["train"] == [0, 3, 6, 9]
 
 
 def test_what_does_not_fit_is_named(tmp_path) -> None:
     for source, message in (
         (
             [{"train": rows(4), "valid": rows(2)}],
-            "has 'train' and 'valid': call what trains, validates and tests 'train'",
+            "data.source has 'valid': call what trains, validates and tests 'train'",
         ),
         (
             [{"train": rows(4), "test": (torch.ones(2, 3), torch.ones(2))}],
@@ -131,9 +183,19 @@ def test_what_does_not_fit_is_named(tmp_path) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             data_of(source, tmp_path)
-    with pytest.raises(ValueError, match=r"GivenSplit needs examples that come with a split, as \{'train': "):
+    for source, message in (
+        ({"train": graphs(3), "Test": graphs(2)}, "data.source has 'Test': call what"),
+        ([{"val": rows(3), "test": rows(3)}], "nothing is called 'train' in what has 'val', 'test': say what trains"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            data_of(source, tmp_path, None)
+    with pytest.raises(ValueError, match=r"a set of graphs is a list, or lists called 'train', 'val' and 'test'; got"):
+        InMemoryGraphSet({"a": graphs(3)})
+    with pytest.raises(
+        ValueError, match=r"GivenSplit needs examples that come with a split at all clients, as \{'train': "
+    ):
         data_of([rows(4)], tmp_path, None, GivenSplit())
-    with pytest.raises(ValueError, match="GivenSplit needs graphs that come with a split"):
+    with pytest.raises(ValueError, match="GivenSplit needs graphs that come with a split at all"):
         data_of([graphs(4)], tmp_path, None, GivenSplit())
 
 
