@@ -35,7 +35,7 @@ NEED = {
     "privacy": ("fl_lightning.round.privacy", "fl_lightning.remote.filters", "fl_lightning.remote.accounting"),
     "flare": ("fl_lightning.remote.", "fl_lightning.kit_guard"),
     "choose": ("fl_lightning.choice.ranges",),
-    "export": ("fl_lightning.trained.export",),
+    "export": ("fl_lightning.trained.export", "fl_lightning.models.pretrained"),
     "molecules": ("fl_lightning.data.sources.smiles",),
 }
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fl_lightning.batches.client_data import ClientData
-from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.executors import SequentialExecutor
 from fl_lightning.federation import ClientRegistry
 from fl_lightning.round.participation import Participation
@@ -40,8 +39,6 @@ def joined(
     """
     strategy = run.strategy
     _check(run, client_data.name)
-    if run.registry.has_cross_edges and isinstance(client_data, ClientGraph) and client_data.cross_edge_2X is None:
-        client_data = dataclasses.replace(client_data, cross_edge_2X=torch.empty(2, 0, dtype=torch.int64))
     result = _with_one_more(run, client_data, _row(run.registry, neighbors))
     stages = [
         stage if num_epochs is None or not stage.num_epochs else dataclasses.replace(stage, num_epochs=num_epochs)

@@ -218,6 +218,7 @@ def _(client_data: ClientGraph, new: Any, like: Like) -> ClientData:
         name="new",
         num_outputs=client_data.num_outputs,
         y_N=y_N,
+        cross_edge_2X=torch.empty(2, 0, dtype=torch.int64) if like.registry.has_cross_edges else None,
         **like.roles(y_N, _masks_in(graph)),
         **_edges_of(plain),
     )

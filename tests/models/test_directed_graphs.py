@@ -38,7 +38,7 @@ GRAPH_NETS: dict[str, dict[str, Any]] = {
 }
 #: Names of the package that are no such nets, and nets of clients that hold sets of graphs.
 OTHERS = {"CNN", "MLP", "BatchNorm", "GRUForecaster", "LinearModel", "NetOutput", "PlainExampleNet", "PlainNet", "Twin"}
-OTHERS |= {"DecoupledGIN", "LinkGCN", "PooledGCN", "SpectralGNN", "StructureGCN"}
+OTHERS |= {"DecoupledGIN", "LinkGCN", "PooledGCN", "Pretrained", "SpectralGNN", "StructureGCN"}
 #: Those whose logits are a GCN's, but for what is said of each below.
 LIKE_GCN = ("GCN", "NormalizedGCN", "MaskedGCN", "ProjectionGCN", "ExpandedGCN", "AdaptiveGCN", "AugmentedGCN")
 
