@@ -15,6 +15,7 @@ from fl_lightning.data import (
     FileSource,
     GivenPartitioner,
     GraphSetFile,
+    PlantedCommunities,
     RandomPartitioner,
 )
 from fl_lightning.run import checkpoint
@@ -67,7 +68,7 @@ def test_indices_of_sparse_tensors_stay_within_them(make: Any, tmp_path: Path) -
             setup(path, saved)
     torch.save(x, path)
     with pytest.raises(ValueError, match=r"forged\.pt cannot be read"):
-        read_new(path)
+        read_new(path, PlantedCommunities())
     with pytest.raises(ValueError, match=r"forged\.pt cannot be read"):
         GivenPartitioner(str(path)).assign(Data(**GRAPH), 0)
     torch.save({"format_version": checkpoint.FORMAT_VERSION, "state": x}, path)

@@ -3,14 +3,13 @@
 import dataclasses
 import difflib
 import itertools
-import pkgutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fl_lightning.choice.halving import MOST_POINTS
 from fl_lightning.choice.ranges import Range, drawn
-from fl_lightning.refusals import known_classes
+from fl_lightning.refusals import known_classes, why_not_imported
 from fl_lightning.strategies import Strategy
 from fl_lightning.study.edge import Point, points_of
 from fl_lightning.study.schema import Axis, Settings
@@ -158,13 +157,10 @@ def _strategies() -> dict[str, type[Strategy]]:
 def _known(name: str) -> str:
     """A strategy's name however it is spelled; of a class of one's own after its module, which is loaded."""
     if "." in name:
-        try:
-            found = pkgutil.resolve_name(name)
-        except Exception as error:  # a user's module can raise anything
-            why = " ".join(str(error).split()) or type(error).__name__
-            raise WrongChoice(f"--methods: {name!r} cannot be imported: {why}") from error
-        bare = name.rpartition(".")[2]
-        if _strategies().get(bare) is not found:
+        if why := why_not_imported(name):
+            raise WrongChoice(f"--methods: {name!r} cannot be imported: {why}")
+        module, _, bare = name.rpartition(".")
+        if bare not in _strategies() or _strategies()[bare].__module__.partition(".")[0] != module.partition(".")[0]:
             raise WrongChoice(f"--methods {name!r} is no strategy of a name of its own: give another, or rename it")
         return bare
     known = {each.lower(): each for each in _strategies()}

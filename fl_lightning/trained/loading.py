@@ -251,15 +251,10 @@ class LoadedRun:
             ValueError: The data do not fit; its training fails; or nobody can join, since the clients of a
                 decentralized method have no server, and layers that are each client's own mean nothing for another.
 
-        Example:
-            >>> import fl_lightning as fl
-            >>> data = fl.FederatedDataModule(fl.data.PlantedCommunities(), fl.data.GivenPartitioner())
-            >>> strategy = fl.strategies.FedPer(num_epochs=1)
-            >>> _ = fl.FederatedTrainer(num_rounds=2).fit(fl.ClientModule(), data, strategy)
-            >>> run = fl.load_run("runs/federation/version_0", client=fl.ClientModule(), data=data, strategy=strategy)
-            >>> joined = run.onboard(data.whole_graph(), "hospital-7")
-            >>> joined.predictions()["hospital-7"].shape
-            torch.Size([1000, 4])
+        Example::
+
+            joined = fl.load_run("runs/quickstart/version_0").onboard("mine.pt", "hospital-7")
+            joined.scores["test/acc"], joined.client("hospital-7")
         """
         check_text("name", name, "hospital-7")
         if num_epochs is not None:

@@ -275,7 +275,7 @@ def test_metis_bisects_where_k_way_leaves_clients_empty(tmp_path: Path) -> None:
 def test_a_given_split_has_a_remedy_of_its_own(tmp_path: Path) -> None:
     masks = {f"{name}_mask": torch.arange(24) == index for index, name in enumerate(("train", "val", "test"))}
     with pytest.raises(
-        ValueError, match=r"\[1\] without a training .*Mark some of their labeled nodes in .*train_mask"
+        ValueError, match=r"\[1\] without a training .*Let some of what they have train .train_mask"
     ) as caught:
         module(graph(membership=torch.arange(24) // 12, **masks), tmp_path, GivenPartitioner(), GivenSplit())
     assert "Raise `train`" not in str(caught.value)
