@@ -102,7 +102,7 @@ def split_examples(
     label_N = torch.cat(labels)
     known = [roles for roles in given or () if roles is not None]
     all_say = len(known) == len(labels)
-    masks = {name.removesuffix("_N"): mask_N for name, mask_N in masks_of(torch.cat(known)).items()} if all_say else {}
+    masks = user_masks_of(torch.cat(known)) if all_say else {}
     summary = Data(y=label_N, num_nodes=len(label_N), examples=task.examples, **masks)
     return asked.splitter(summary, slices, asked.seed)
 
@@ -110,6 +110,11 @@ def split_examples(
 def masks_of(role_N: Tensor) -> dict[str, Any]:
     """The fields of a client's data that say its examples' roles."""
     return {f"{role.name.lower()}_mask_N": role_N == role for role in (Role.TRAIN, Role.VAL, Role.TEST)}
+
+
+def user_masks_of(role_N: Tensor) -> dict[str, Tensor]:
+    """The same by the names that users give them, ``train_mask`` and so on."""
+    return {name.removesuffix("_N"): mask_N for name, mask_N in masks_of(role_N).items()}
 
 
 def digest_of(identity: Mapping[str, Any], tensors: Sequence[Tensor]) -> str:

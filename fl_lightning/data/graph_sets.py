@@ -17,7 +17,7 @@ from torch_geometric.utils import coalesce, remove_self_loops, to_undirected
 
 from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.batches.graph_sets import ClientGraphs
-from fl_lightning.data.allocation import masks_of
+from fl_lightning.data.allocation import masks_of, user_masks_of
 from fl_lightning.data.columns import Column, numbered
 from fl_lightning.data.edge_data import EDGE_DATA
 from fl_lightning.data.preparation import Preparation, prepare_graph
@@ -95,7 +95,7 @@ class PreparedGraphs:
         traits = (size_G, edges_G / size_G, edges_G / (size_G * (size_G - 1)).clamp(min=1), sum_G / size_G)
         columns = {name: numbered(column) for name, column in self.loaded.columns.items()}
         if self.loaded.roles is not None:
-            columns |= {name.removesuffix("_N"): mask_G for name, mask_G in masks_of(self.loaded.roles).items()}
+            columns |= user_masks_of(self.loaded.roles)
         return Data(
             y=y_G, num_nodes=self.num_graphs, examples="graphs", **dict(zip(TRAITS, traits, strict=True)), **columns
         )

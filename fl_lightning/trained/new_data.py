@@ -20,13 +20,14 @@ from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.batches.graph_sets import ClientGraphs
 from fl_lightning.batches.pairs import ClientPairs
 from fl_lightning.data import GraphSetSource, Links, Source
-from fl_lightning.data.allocation import masks_of
+from fl_lightning.data.allocation import user_masks_of
 from fl_lightning.data.graph_sets import LoadedGraphs, prepared_graphs
 from fl_lightning.data.preparation import Preparation, prepare_graph
 from fl_lightning.data.sources.array_file import reading
 from fl_lightning.data.sources.base import allow_pickled_graphs
+from fl_lightning.data.sources.graph_sets import graphs_by_part
 from fl_lightning.data.sources.own_examples import are_examples, rows_of
-from fl_lightning.data.sources.parts import has_parts, roles_of
+from fl_lightning.data.sources.parts import has_parts
 from fl_lightning.data.split import MASKS
 from fl_lightning.data.targets import checked_targets
 from fl_lightning.federation import ClientRegistry
@@ -75,13 +76,18 @@ class Like:
         if y is None or _nothing_known(torch.as_tensor(y)):
             return torch.full((size, *width), torch.nan) if width else torch.full((size,), -1)
         y_N = checked_targets(torch.as_tensor(y), size, NAME, given=self.kind, example=task.example)
+        self._check_targets(y_N)
+        return y_N
+
+    def _check_targets(self, y_N: Tensor) -> None:
+        width = self.client_data.y_N.shape[1:]
         if y_N.shape[1:] != width:
-            raise ValueError(f"{NAME}: y has shape {tuple(y_N.shape)}; the run's clients have {width[0]} {self.kind}")
-        if not width and int(y_N.max()) >= self.num_outputs:
+            have = f"{width[0]} {self.kind}" if width else self.kind
+            raise ValueError(f"{NAME}: y has shape {tuple(y_N.shape)}; the run's clients have {have}")
+        if not width and len(y_N) and int(y_N.max()) >= self.num_outputs:
             raise ValueError(
                 f"{NAME}: y has class {int(y_N.max())}, but the run's classes are 0 to {self.num_outputs - 1}"
             )
-        return y_N
 
     def roles(self, y_N: Tensor, masks: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of a client's data that say what trains, validates and tests, of examples with a known target.
@@ -119,7 +125,7 @@ class Like:
         return given.bool()
 
     def check(self, new: ClientData) -> None:
-        """Compare features and what edges carry.
+        """Compare features, what edges carry, and targets.
 
         Raises:
             ValueError: They differ.
@@ -133,15 +139,7 @@ class Like:
             has, had = (each.edge_facts.get(key, 0) for each in (new, self.client_data))
             if has != had:
                 raise ValueError(f"{NAME} must have the {words} that the run's graphs have: {had}, not {has}")
-        if new.y_N.dim() == 1 and len(new.y_N) and int(new.y_N.max()) >= self.num_outputs:
-            raise ValueError(
-                f"{NAME}: y has class {int(new.y_N.max())}, but the run's classes are 0 to {self.num_outputs - 1}"
-            )
-        if new.y_N.shape[1:] != self.client_data.y_N.shape[1:]:
-            raise ValueError(
-                f"{NAME}: y has rows of the shape {tuple(new.y_N.shape[1:])}, the run's clients "
-                f"{tuple(self.client_data.y_N.shape[1:])}"
-            )
+        self._check_targets(new.y_N)
 
 
 def read_new(path: Path, source: Source) -> Any:
@@ -226,9 +224,10 @@ def _(client_data: ClientGraph, new: Any, like: Like) -> ClientData:
 
 @as_client_data.register
 def _(client_data: ClientGraphs, new: Any, like: Like) -> ClientData:
-    parts = new if has_parts(new) else {}
-    if parts:
-        new = [graph for graphs in parts.values() for graph in graphs]
+    role_M = None
+    if has_parts(new):
+        loaded = graphs_by_part(new)
+        new, role_M = loaded.graphs, loaded.roles
     if not isinstance(new, Data | Tensor | str | Mapping) and hasattr(new, "__len__") and not len(new):
         raise ValueError(f"{NAME} has no graphs: give at least one")
     if not isinstance(new, Data | Tensor | str | Mapping) and all(isinstance(each, str) for each in new):
@@ -240,10 +239,7 @@ def _(client_data: ClientGraphs, new: Any, like: Like) -> ClientData:
     y_N = like.targets(y, len(new))
     marks = {name: [each.get(name) for each in new] for name in MASKS}
     masks = {name: None if None in each else [bool(mark) for mark in each] for name, each in marks.items()}
-    if parts:
-        role_N = roles_of({part: len(graphs) for part, graphs in parts.items()})
-        masks = {name.removesuffix("_N"): mask_N for name, mask_N in masks_of(role_N).items()}
-    roles = like.roles(y_N, masks)
+    roles = like.roles(y_N, masks if role_M is None else user_masks_of(role_M))
     blank = [Data(**{**each.to_dict(), "y": torch.zeros(1)}) for each in new]
     loaded = LoadedGraphs(graphs=blank)
     degrees = getattr(like.source, "max_degree", None)
@@ -295,8 +291,7 @@ def _(client_data: ClientPairs, new: Any, like: Like) -> ClientData:
 def _(client_data: ClientExamples, new: Any, like: Like) -> ClientData:
     if are_examples(new):
         rows, y, role_N = rows_of(NAME, new)
-        masks = {} if role_N is None else {name.removesuffix("_N"): each for name, each in masks_of(role_N).items()}
-        given: Mapping[str, Any] = {"x": rows, "y": y, **masks}
+        given: Mapping[str, Any] = {"x": rows, "y": y, **({} if role_N is None else user_masks_of(role_N))}
     else:
         given = new if isinstance(new, Mapping) else {"x": new}
     if strangers := sorted(map(str, set(given) - {"x", "y", *MASKS})):

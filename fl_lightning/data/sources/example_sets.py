@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from fl_lightning.batches.client_examples import ClientExamples
-from fl_lightning.data.allocation import Allocation, Asked, digest_of, masks_of
+from fl_lightning.data.allocation import Allocation, Asked, digest_of, masks_of, user_masks_of
 from fl_lightning.data.columns import Column, numbered
 from fl_lightning.data.settings import check_is_file, user_path
 from fl_lightning.data.sources.array_file import reading
@@ -59,7 +59,7 @@ class ExampleSetSource(OfKind, SetSource):
         traits[_MEAN] = x_NX.flatten(1).double().mean(dim=1)
         [role_N] = whole.roles or (None,)
         if role_N is not None:
-            traits |= {name.removesuffix("_N"): mask_N for name, mask_N in masks_of(role_N).items()}
+            traits |= user_masks_of(role_N)
         check_used(asked, given=role_N is not None, title=str(self))
         if MASKS[0] in columns and not asked.splitter_is_given:
             warnings.warn(

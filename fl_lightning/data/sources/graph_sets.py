@@ -141,7 +141,7 @@ class InMemoryGraphSet(GraphSetSource):
         max_degree: int | None = None,
     ) -> None:
         super().__init__(undirected, max_degree)
-        self.loaded = _loaded(graphs)
+        self.loaded = graphs_by_part(graphs)
 
     @property
     def default_splitter(self) -> Splitter:
@@ -178,8 +178,8 @@ class GraphSetFile(InFile, GraphSetSource):
         return LoadedGraphs(graphs=graphs)
 
 
-def _loaded(given: Sequence[Data] | Mapping[str, Sequence[Data]]) -> LoadedGraphs:
-    """Graphs, with their roles if they are given by part."""
+def graphs_by_part(given: Sequence[Data] | Mapping[str, Sequence[Data]]) -> LoadedGraphs:
+    """Graphs in a list, or by what trains, validates and tests, with these roles."""
     if not isinstance(given, Mapping):
         return LoadedGraphs(graphs=list(given))
     if not has_parts(given):

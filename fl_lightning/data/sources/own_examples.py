@@ -19,7 +19,7 @@ from fl_lightning.data.sources.array_file import reading
 from fl_lightning.data.sources.base import Source
 from fl_lightning.data.sources.examples import Examples, ExampleSource, client_names
 from fl_lightning.data.sources.in_file import InFile
-from fl_lightning.data.sources.parts import has_parts, parts_in, roles_of
+from fl_lightning.data.sources.parts import has_parts, is_pair, parts_in, roles_of
 from fl_lightning.data.split import GivenSplit, Splitter
 from fl_lightning.data.targets import checked_targets
 from fl_lightning.saved_tensors import check_holds_numbers, load_data
@@ -165,12 +165,7 @@ def are_examples(given: Any) -> bool:
         return not isinstance(given, IterableDataset | GraphDataset)
     if has_parts(given):
         return all(each is None or are_examples(each) for each in given.values())
-    return _is_pair(given)
-
-
-def _is_pair(given: Any) -> bool:
-    is_two = isinstance(given, list | tuple) and len(given) == 2
-    return is_two and all(hasattr(each, "__array__") for each in given)  # tensors, arrays, what pandas has
+    return is_pair(given)
 
 
 def _numbers(given: Any, name: str) -> Tensor:
@@ -221,7 +216,7 @@ def _pair_of(name: str, given: Any) -> tuple[Tensor, Tensor]:
                 f"{name}: the examples of {type(given).__name__} cannot be stacked ({error}): give tensors of one "
                 "shape, of images by its transform (ToTensor and Resize of torchvision)"
             ) from error
-    if not _is_pair(pair):
+    if not is_pair(pair):
         raise ValueError(f"{name} has a {type(given).__name__}: give a pair of inputs and targets")
     x, y = (_numbers(each, f"{name}: {key}").detach().cpu() for key, each in zip("xy", pair, strict=True))
     if x.dim() == 0 or y.dim() == 0 or len(x) != len(y) or len(x) == 0:

@@ -14,8 +14,7 @@ from fl_lightning.data.split import GivenSplit, Role
 
 #: The parts, by the names that they have.
 PARTS = {"train": Role.TRAIN, "val": Role.VAL, "test": Role.TEST}
-
-
+_CALLED = ", ".join(map(repr, PARTS))
 #: What others call a part.
 _OTHER_NAMES = {"training", "valid", "validation", "eval", "evaluation", "dev", "testing"}
 
@@ -41,9 +40,6 @@ def _may_be_part(given: Any) -> bool:
     return given is None or (not is_one and hasattr(given, "__getitem__"))
 
 
-_CALLED = ", ".join(map(repr, PARTS))
-
-
 def parts_in(given: Mapping[str, Any]) -> dict[str, Any]:
     """The parts that have examples, those that train first.
 
@@ -58,8 +54,13 @@ def parts_in(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _size(given: Any) -> int:
     """How many examples a part has: of a pair of inputs and targets, those."""
-    is_pair = isinstance(given, list | tuple) and len(given) == 2 and all(hasattr(each, "__array__") for each in given)
-    return len(given[0]) if is_pair else len(given)
+    return len(given[0]) if is_pair(given) else len(given)
+
+
+def is_pair(given: Any) -> bool:
+    """Whether this is a pair of inputs and targets."""
+    is_two = isinstance(given, list | tuple) and len(given) == 2
+    return is_two and all(hasattr(each, "__array__") for each in given)  # tensors, arrays, what pandas has
 
 
 def roles_of(sizes: Mapping[str, int]) -> Tensor:
