@@ -4,6 +4,7 @@ from fl_lightning.batches.client_examples import ClientExamples
 from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.batches.samplers import ClusterSampler, GraphSampler, NeighborSampler
 from fl_lightning.data.graph_sets import LoadedGraphs
+from fl_lightning.data.group_split import GroupSplit
 from fl_lightning.data.heterogeneity import (
     EdgeInsertion,
     EdgeRemoval,
@@ -107,6 +108,7 @@ __all__ = [
     "GraphSetSource",
     "GraphSets",
     "GraphSource",
+    "GroupSplit",
     "Heterogeneity",
     "HeterogeneousCIFAR10",
     "HeterophilousSource",

@@ -85,7 +85,11 @@ class Allocation:
 
 
 def split_examples(
-    task: Task, targets: Sequence[Tensor], asked: Asked, given: Sequence[Tensor | None] | None = None
+    task: Task,
+    targets: Sequence[Tensor],
+    asked: Asked,
+    given: Sequence[Tensor | None] | None = None,
+    columns: Mapping[str, Tensor] | None = None,
 ) -> list[Tensor]:
     """The role of each example of clients that have their own, by its targets.
 
@@ -95,6 +99,7 @@ def split_examples(
         asked: The settings of the data module.
         given: The roles that each client's examples come with, int8; None where they come without. A split goes by
             them only if all clients have them.
+        columns: More that splitters can go by, of all clients' examples one after another.
     """
     labels = [task.target.strata(y_N) for y_N in targets]
     offsets = torch.tensor([0, *map(len, labels)]).cumsum(0)
@@ -103,7 +108,7 @@ def split_examples(
     known = [roles for roles in given or () if roles is not None]
     all_say = len(known) == len(labels)
     masks = user_masks_of(torch.cat(known)) if all_say else {}
-    summary = Data(y=label_N, num_nodes=len(label_N), examples=task.examples, **masks)
+    summary = Data(y=label_N, num_nodes=len(label_N), examples=task.examples, **masks, **(columns or {}))
     return asked.splitter(summary, slices, asked.seed)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
 
 from fl_lightning.data.partition.partitioners import Partitioner
 
@@ -34,6 +35,48 @@ def numbered(column: Column) -> Tensor:
         return torch.as_tensor(np.asarray(column))
     number = {text: place for place, text in enumerate(texts_of(column))}
     return torch.tensor([number.get(str(text), -1) for text in column])
+
+
+def number_of_each(data: Data, by: str, remedy: str) -> Tensor:
+    """A number of each example, or of each node, by the name that partitioners and splitters know it by, (N,).
+
+    Args:
+        data: What they see.
+        by: The name, which is their setting ``by``.
+        remedy: What the user does with another.
+
+    Raises:
+        ValueError: There is no such number, or an example lacks it (nan).
+    """
+    sound = {
+        key: data[key]
+        for key in sorted(data.keys())
+        if isinstance(data[key], Tensor) and data[key].shape == (data.num_nodes,) and not data[key].is_complex()
+    }
+    if by not in sound:
+        names = ", ".join(sound)
+        raise ValueError(f"by={by!r} is not a number of each example, as {names} are: {remedy} one of these.")
+    value_N: Tensor = sound[by]
+    if bool(value_N.isnan().any()):
+        raise ValueError(
+            f"by={by!r}: example {int(value_N.isnan().nonzero()[0])} has no such number (nan): {remedy} another."
+        )
+    return value_N
+
+
+def joined(sets: Sequence[Mapping[str, Column]]) -> dict[str, Tensor]:
+    """The columns that all of several sets of examples have, as numbers, one set after another.
+
+    Example:
+        >>> joined([{"patient": ["a", "b"], "age": [3]}, {"patient": ["b"]}])
+        {'patient': tensor([0, 1, 1])}
+    """
+    result = {}
+    for name in sorted(set.intersection(*map(set, sets))):
+        entries: list[Any] = [entry for columns in sets for entry in columns[name]]
+        is_mixed = len({isinstance(entry, str) for entry in entries}) > 1
+        result[name] = numbered([str(entry) for entry in entries] if is_mixed else entries)
+    return result
 
 
 def clients_by_column(

@@ -45,6 +45,18 @@ def check_number(name: str, value: Any, *, most: float = MAX_COUNT, above_0: boo
         raise ValueError(f"{name} must be a number in {'(' if above_0 else '['}0, {most:g}], got {_short(value)}")
 
 
+def check_shares(train: float, val: float) -> None:
+    """Refuse what are no shares of one whole.
+
+    Raises:
+        ValueError: One is no number in [0, 1], nothing trains, or they are more than 1 together.
+    """
+    check_number("train", train, most=1, above_0=True)
+    check_number("val", val, most=1)
+    if train + val > 1 + 1e-9:
+        raise ValueError(f"train={train} and val={val} are together more than 1: lower one of them (the rest tests).")
+
+
 def check_size(num_values: int, *names: str) -> None:
     """Refuse settings that ask for more values than memory holds.
 

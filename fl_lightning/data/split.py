@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from fl_lightning.counts import Counted
-from fl_lightning.data.settings import check_count, check_number
+from fl_lightning.data.settings import check_count, check_number, check_shares
 from fl_lightning.kernels.randomness import generator
 
 
@@ -102,7 +102,7 @@ class GlobalSplit(Splitter):
     """
 
     def __init__(self, train: float = 0.4, val: float = 0.3) -> None:
-        _check_shares(train, val)
+        check_shares(train, val)
         self.train = train
         self.val = val
 
@@ -122,7 +122,7 @@ class ClientSplit(Splitter):
     """
 
     def __init__(self, train: float = 0.2, val: float = 0.4) -> None:
-        _check_shares(train, val)
+        check_shares(train, val)
         self.train = train
         self.val = val
 
@@ -149,7 +149,7 @@ class StratifiedSplit(Splitter):
     """
 
     def __init__(self, train: float = 0.8, val: float = 0.1) -> None:
-        _check_shares(train, val)
+        check_shares(train, val)
         self.train = train
         self.val = val
 
@@ -182,7 +182,7 @@ class ChronologicalSplit(Splitter):
     """
 
     def __init__(self, train: float = 0.7, val: float = 0.1, gap: int = 0) -> None:
-        _check_shares(train, val)
+        check_shares(train, val)
         check_count("gap", gap, least=0)
         self.train = train
         self.val = val
@@ -369,13 +369,6 @@ class GivenSplit(Splitter):
             "Let some of what they have train (train_mask, 'train'), use fewer and larger clients, or draw the split "
             "by GlobalSplit or ClientSplit"
         )
-
-
-def _check_shares(train: float, val: float) -> None:
-    check_number("train", train, most=1, above_0=True)
-    check_number("val", val, most=1)
-    if train + val > 1 + 1e-9:
-        raise ValueError(f"train={train} and val={val} are together more than 1: lower one of them (the rest tests).")
 
 
 def _check_disjoint(splitter: Splitter, clients: list[Tensor]) -> None:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from fl_lightning.data.columns import number_of_each
 from fl_lightning.data.partition.partitioners import Partitioner
 from fl_lightning.data.settings import check_text
 from fl_lightning.kernels.randomness import generator
@@ -29,22 +30,7 @@ class SortedPartitioner(Partitioner):
         self.by = by
 
     def assign(self, data: Data, seed: int) -> list[Tensor]:  # noqa: D102
-        value_N = data.get(self.by)
-        numbers = [
-            key
-            for key in sorted(data.keys())
-            if isinstance(data[key], Tensor) and data[key].shape == (data.num_nodes,) and not data[key].is_complex()
-        ]
-        if self.by not in numbers:
-            raise ValueError(
-                f"by={self.by!r} is not a number of each example, as {', '.join(numbers)} are: sort by one of these."
-            )
-        assert isinstance(value_N, Tensor)
-        if bool(value_N.isnan().any()):
-            raise ValueError(
-                f"by={self.by!r}: example {int(value_N.isnan().nonzero()[0])} has no such number (nan): sort by "
-                "another."
-            )
+        value_N = number_of_each(data, self.by, "sort by")
         shuffled = torch.randperm(len(value_N), generator=generator(seed, "sorted partition"))
         order = shuffled[value_N[shuffled].argsort(stable=True)]
         return list(order.tensor_split(self.num_clients))

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from fl_lightning.data.allocation import Allocation, Asked, digest_of, split_examples
+from fl_lightning.data.columns import joined
 from fl_lightning.data.edge_data import same_edge_data
 from fl_lightning.data.graph_sets import PreparedGraphs
 from fl_lightning.data.partition.table import PartitionTable
@@ -94,7 +95,8 @@ class ManyGraphSets(Source):
                 "or give all the same"
             )
         has_own = own_outputs and task.target.has_classes  # labels and numbers that a client lacks are missing
-        roles = split_examples(task, targets, asked, [each.loaded.roles for each in prepared])
+        given = [each.loaded.roles for each in prepared]
+        roles = split_examples(task, targets, asked, given, joined([each.loaded.columns for each in prepared]))
         everything = [torch.arange(each.num_graphs) for each in prepared]
         padded = [_padded(y_G, max(counts)) for y_G in targets]
         clients = tuple(

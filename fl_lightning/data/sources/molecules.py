@@ -24,6 +24,7 @@ class MoleculeSource(GraphSetSource):
 
     Atoms have OGB's features, one-hot (174 of them); RDKit reads the SMILES, which needs the extra ``molecules``. What
     it cannot read, and molecules without any target, are left out with a warning. What is converted is cached.
+    Partitioners and splitters know the ``scaffold`` of each molecule (``GroupSplit``).
 
     Args:
         path: The table; a relative path starts at the folder of the data sets.
@@ -92,7 +93,7 @@ class MoleculeSource(GraphSetSource):
         graphs = molecules.graphs(bonds=self.bonds)
         for row in kept:
             graphs[row].y = y[row]
-        columns = {name: self._column(table, name) for name in self.columns}
+        columns = {"scaffold": molecules.scaffolds, **{name: self._column(table, name) for name in self.columns}}
         names = self._column(table, self.name_column or self.smiles)
         return LoadedGraphs(
             graphs=[graphs[row] for row in kept],

@@ -26,8 +26,12 @@ from fl_lightning.data.sources.folders import cache_folder
 from fl_lightning.data.sources.ogb import no_version_check
 from fl_lightning.extras import require
 
-_FORMAT = 1
-_FIELDS = ("atom", "bond", "edge", "num_atoms", "num_bonds")
+_FORMAT = 2
+_FIELDS = ("atom", "bond", "edge", "num_atoms", "num_bonds", "scaffolds")
+
+
+#: What stands for the scaffold of molecules without rings.
+ACYCLIC = "acyclic"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +44,8 @@ class Molecules:
         edge: Atoms that each bond joins, numbered within their molecule, int32 (2, E); both directions.
         num_atoms: int64 (M,); 0 where RDKit cannot read the SMILES.
         num_bonds: Directed bonds, int64 (M,).
+        scaffolds: The SMILES of each molecule's Bemis-Murcko scaffold, its rings and what links them, without
+            chirality; :data:`ACYCLIC` where there are no rings. Empty where they are not known.
     """
 
     atom: Tensor
@@ -47,6 +53,7 @@ class Molecules:
     edge: Tensor
     num_atoms: Tensor
     num_bonds: Tensor
+    scaffolds: Sequence[str] = ()
 
     def graphs(self, *, bonds: bool) -> list[Data]:
         """A graph of each molecule, of those that cannot be read without nodes.
@@ -113,7 +120,8 @@ def molecules_of(smiles: Sequence[str], cache_dir: Path | None = None) -> Molecu
 
 def _checked(state: dict[str, Any]) -> Molecules:
     result = Molecules(**{name: state[name] for name in _FIELDS})
-    if int(result.num_atoms.sum()) != len(result.atom) or int(result.num_bonds.sum()) != len(result.bond):
+    sizes = int(result.num_atoms.sum()), int(result.num_bonds.sum()), len(result.num_atoms)
+    if sizes != (len(result.atom), len(result.bond), len(result.scaffolds)):
         raise ValueError("its content has changed")
     return result
 
@@ -125,13 +133,15 @@ def _convert(smiles: Sequence[str]) -> Molecules:
     bonds: list[list[int]] = []
     pairs: list[tuple[int, int]] = []
     counts: list[tuple[int, int]] = []
+    scaffolds: list[str] = []
     _silence = BlockLogs()  # RDKit's messages about what it cannot read, of which the caller tells
     for text in smiles:
-        own_atoms, own_bonds, own_pairs = _molecule(text)
+        own_atoms, own_bonds, own_pairs, scaffold = _molecule(text)
         atoms += own_atoms
         bonds += own_bonds
         pairs += own_pairs
         counts.append((len(own_atoms), len(own_pairs)))
+        scaffolds.append(scaffold)
     num_atoms, num_bonds = torch.tensor(counts, dtype=torch.int64).view(-1, 2).unbind(dim=1)
     return Molecules(
         atom=torch.tensor(atoms, dtype=torch.int16).view(-1, 9),
@@ -139,25 +149,28 @@ def _convert(smiles: Sequence[str]) -> Molecules:
         edge=torch.tensor(pairs, dtype=torch.int32).view(-1, 2).t().contiguous(),
         num_atoms=num_atoms.contiguous(),
         num_bonds=num_bonds.contiguous(),
+        scaffolds=scaffolds,
     )
 
 
-def _molecule(text: str) -> tuple[list[list[int]], list[list[int]], list[tuple[int, int]]]:
-    """Properties of atoms and of bonds, and what these join; nothing of a molecule that cannot be read."""
+def _molecule(text: str) -> tuple[list[list[int]], list[list[int]], list[tuple[int, int]], str]:
+    """Properties of atoms and of bonds, what these join, and the scaffold; nothing of what cannot be read."""
     from rdkit import Chem
+    from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmiles
 
     with no_version_check():
         from ogb.utils.features import atom_to_feature_vector, bond_to_feature_vector
     molecule: Any = Chem.MolFromSmiles(text)
     if molecule is None:
-        return [], [], []
+        return [], [], [], ""
     atoms = [atom_to_feature_vector(atom) for atom in molecule.GetAtoms()]
     bonds, pairs = [], []
     for bond in molecule.GetBonds():
         start, end = bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()
         pairs += [(start, end), (end, start)]
         bonds += [bond_to_feature_vector(bond)] * 2
-    return atoms, bonds, pairs
+    scaffold_of: Any = MurckoScaffoldSmiles
+    return atoms, bonds, pairs, scaffold_of(mol=molecule, includeChirality=False) or ACYCLIC
 
 
 def _dims() -> tuple[list[int], list[int]]:

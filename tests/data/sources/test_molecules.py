@@ -15,6 +15,8 @@ from fl_lightning.data import (
     ClientSplit,
     FederatedDataModule,
     GivenPartitioner,
+    GroupSplit,
+    ManyGraphSets,
     MoleculeSource,
     RandomPartitioner,
     SortedPartitioner,
@@ -84,6 +86,49 @@ def test_molecules_are_converted_once(tmp_path: Path, monkeypatch: pytest.Monkey
         assert torch.equal(molecules_of(["CCO", "?", "C"], tmp_path).edge, first.edge)
     molecules_of(["CCO", "C"], tmp_path)
     assert len(list((tmp_path / "molecules").iterdir())) == 2
+
+
+def test_scaffolds_are_rings_and_what_links_them(tmp_path: Path) -> None:
+    smiles = ["CCO", "c1ccccc1C", "OC(c1ccccc1)C1CC1", "?", "C[C@H]1CCCCO1"]
+    scaffolds = ["acyclic", "c1ccccc1", "c1ccc(CC2CC2)cc1", "", "C1CCOCC1"]
+    assert list(molecules_of(smiles, tmp_path).scaffolds) == scaffolds
+    assert list(molecules_of(smiles, tmp_path).scaffolds) == scaffolds  # as it was cached
+
+
+def _trains(data: FederatedDataModule, rows: list[str]) -> dict[str, bool]:
+    """Whether each SMILES trains."""
+    masks = [client.train_mask_N.tolist() for client in data.clients]
+    numbers = [data.source_idx_N(client).tolist() for client in range(data.num_clients)]
+    return {rows[n].split(",")[0]: mask for own in map(zip, numbers, masks) for n, mask in own}
+
+
+@pytest.mark.filterwarnings("ignore:GroupSplit leaves clients")
+def test_no_scaffold_trains_and_tests(tmp_path: Path) -> None:
+    rows = ["CCO,x,1", "Cc1ccccc1,x,2", "Oc1ccccc1,x,3", "C1CC1,y,4", "c1ccccc1,y,5", "CCC,y,6", "CC1CC1,x,7"]
+    source = MoleculeSource(write(tmp_path, "\n".join(["smiles,place,a", *rows])), kind="numbers", clients="place")
+    drawn = set()
+    for seed in range(6):
+        data = FederatedDataModule(source, splitter=GroupSplit("scaffold", 0.6, 0.0), root=str(tmp_path), seed=seed)
+        data.setup()
+        trains = _trains(data, rows)
+        assert trains["Cc1ccccc1"] == trains["Oc1ccccc1"] == trains["c1ccccc1"]  # of two clients
+        assert trains["C1CC1"] == trains["CC1CC1"]
+        assert trains["CCO"] == trains["CCC"]
+        drawn.add(tuple(trains.values()))
+    assert len(drawn) > 1
+
+
+@pytest.mark.filterwarnings("ignore:GroupSplit leaves clients")
+def test_scaffolds_of_sets_that_are_clients(tmp_path: Path) -> None:
+    (tmp_path / "one.csv").write_text("smiles,a\nc1ccccc1,1\nC1CC1,2\nCC,3\n")
+    (tmp_path / "two.csv").write_text("smiles,a\nCC1CC1,4\nc1ccccc1C,5\nCCC,6\n")
+    sources: list[Any] = [MoleculeSource(name, kind="numbers") for name in ("one.csv", "two.csv")]
+    for seed in range(4):
+        split = GroupSplit("scaffold", 0.5, 0.0)
+        data = FederatedDataModule(ManyGraphSets(sources), splitter=split, root=str(tmp_path), seed=seed)
+        data.setup()
+        one, two = (client.train_mask_N.tolist() for client in data.clients)
+        assert one == [two[1], two[0], two[2]]
 
 
 @pytest.mark.filterwarnings("ignore:.*molecules are left out")
