@@ -16,6 +16,7 @@ from fl_lightning.federation import ClientRegistry
 from fl_lightning.round.participation import Participation
 from fl_lightning.run.assembly import Run, build_nets, describe_federation, executor_for
 from fl_lightning.run.callback import Hooks
+from fl_lightning.run.evaluation import epsilons
 from fl_lightning.run.failures import ClientFailure
 from fl_lightning.run.rounds import Rounds
 
@@ -23,7 +24,7 @@ from fl_lightning.run.rounds import Rounds
 def joined(
     run: Run, client_data: ClientData, neighbors: Mapping[str, float] | None, num_epochs: int | None
 ) -> tuple[Run, dict[str, float]]:
-    """A run with one more client, and that client's metrics; the run that is given stays as it is.
+    """A run with one more client, and that client's metrics and ε; the run that is given stays as it is.
 
     What follows is what happens to clients that were held out (:func:`fl_lightning.run.unseen.join`): the strategy's
     onboarding stages on the server as it is.
@@ -60,7 +61,7 @@ def joined(
     )
     try:
         rounds.exchange(stages, result.unseen_clients, "onboarding")
-        return result, rounds.evaluate(result.unseen_clients)
+        return result, rounds.evaluate(result.unseen_clients) | epsilons(result)
     except ClientFailure as error:
         why = result.failures[client_data.name]
         raise ValueError(f"{client_data.name} cannot join, since its training failed: {why}") from error

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fl_lightning.arguments import mistake
-from fl_lightning.trained.arguments import add_neighbors, weights_of
+from fl_lightning.trained.arguments import add_neighbors, onboarded, weights_of
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -30,8 +30,7 @@ def main(arguments: Sequence[str]) -> int:
         run = load_run(given.run, checkpoint=given.checkpoint)
         client, neighbors = given.client, weights_of(given.neighbors, joins=bool(given.onboard))
         if given.onboard:
-            run = run.onboard(given.onboard, neighbors=neighbors)
-            (client,) = run.names
+            run, client = onboarded(run, given.onboard, neighbors)
         loader = export(run, client, Path(given.to))
     except (ValueError, OSError) as error:
         return mistake("export", error)

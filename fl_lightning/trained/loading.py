@@ -84,7 +84,8 @@ class LoadedRun:
         recorded: What the run's files say of it.
         names: Names of the training clients; after :meth:`onboard` of the new client alone.
         round_idx: The round after which the models were saved, from 0.
-        scores: The new client's metrics; empty for the clients of the training, whose metrics are in ``recorded``.
+        scores: The new client's metrics, and ``epsilon`` of private training; empty for the clients of the training,
+            whose metrics are in ``recorded``.
     """
 
     def __init__(

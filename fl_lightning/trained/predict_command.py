@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fl_lightning.arguments import mistake
-from fl_lightning.trained.arguments import add_neighbors, weights_of
+from fl_lightning.trained.arguments import add_neighbors, onboarded, weights_of
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -40,8 +40,7 @@ def main(arguments: Sequence[str]) -> int:
         run = load_run(given.run, checkpoint=given.checkpoint)
         client, neighbors = given.client, weights_of(given.neighbors, joins=given.onboard)
         if given.onboard:
-            run = run.onboard(given.data, neighbors=neighbors)
-            (client,) = run.names
+            run, client = onboarded(run, given.data, neighbors)
         data = run.new_data(given.data, client)
         if given.onboard and not given.finetune:
             predicted = run.predictions()[client]

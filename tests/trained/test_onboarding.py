@@ -3,6 +3,8 @@
 import copy
 import csv
 import dataclasses
+import functools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,15 @@ import pytest
 import task_data
 import torch
 from line_clients import Lines
+from torch.optim import SGD
 from torch_geometric.data import Data
 from trained_runs import graph_of, loaded
 
 import fl_lightning as fl
+from fl_lightning.callbacks import FederatedCheckpoint, RunReport
 from fl_lightning.command_line import main
+from fl_lightning.models import MLP
+from fl_lightning.round.privacy import RecordPrivacy
 from fl_lightning.run.joining import extended
 from fl_lightning.strategies import DPSGD, Ditto, FedPer, Panacea
 
@@ -132,6 +138,22 @@ def test_relations_to_the_others_are_asked_for(federation, make_trainer) -> None
         run.onboard(new, neighbors={})
 
 
+def test_what_private_training_spends_of_a_new_clients_examples(make_trainer, tmp_path) -> None:
+    def parts() -> dict[str, Any]:
+        privacy = RecordPrivacy(max_grad_norm=1.0, noise_multiplier=1.0)
+        net, sgd = functools.partial(MLP, hidden_channels=4), functools.partial(SGD, lr=0.1)
+        return {"client": fl.ClientModule(net, sgd, privacy=privacy), "strategy": FedPer(num_epochs=1)}
+
+    data = fl.FederatedDataModule(Lines(), cache_dir=str(tmp_path), batch_size=4)
+    trainer = make_trainer(num_rounds=1, callbacks=[FederatedCheckpoint(every_seconds=0), RunReport()])
+    trained = parts()
+    trainer.fit(trained["client"], data, trained["strategy"])
+    run = fl.load_run(trainer.run.folder, data=data, **parts())
+    new = run.data(run.names[0])
+    joined = run.onboard({"x": new.x_NX, "y": new.y_N})
+    assert joined.scores["epsilon"] == joined.scores["epsilon/new-client"] > 0
+
+
 def test_a_servers_state_gets_a_row() -> None:
     saved = {
         "rows": torch.ones(3, 2),
@@ -170,8 +192,10 @@ def test_the_commands(tmp_path, monkeypatch, capsys) -> None:
     small = ["--trainer.num_rounds", "1", "--data.source.init_args.num_nodes", "240", "--strategy", "FedPer"]
     assert main(["fit", "--config", str(ROOT / "configs/quickstart.yaml"), *small]) == 0
     data = fl.load_run("runs/quickstart/version_0").data("client-03")
-    torch.save(graph_of(data, y=data.y_N).to_dict(), "new.pt")
+    torch.save(graph_of(data, y=data.y_N, train_mask=torch.arange(data.size) % 2 == 0).to_dict(), "new.pt")
+    capsys.readouterr()
     assert main(["predict", "runs/quickstart/version_0", "--data", "new.pt", "--onboard", "--to", "late.csv"]) == 0
+    assert re.search(r"^new-client: test/acc [01]\.?\d*$", capsys.readouterr().out, re.MULTILINE)
     with open("late.csv", newline="") as file:
         assert len(list(csv.DictReader(file))) == data.size
     assert main(["export", "runs/quickstart/version_0", "--onboard", "new.pt", "--to", "late.pt"]) == 0
