@@ -70,10 +70,10 @@ def choose(
         files = [described(target, data, client, strategy, trainer)]
     asked = Asked(
         config=[str(each) for each in files],
-        overrides=list(overrides),
+        overrides=overrides,
         budget=budget,
-        methods=list(methods),
-        grid={name: [values] if isinstance(values, str) else list(values) for name, values in (grid or {}).items()},
+        methods=methods,
+        grid={name: [values] if isinstance(values, str) else values for name, values in (grid or {}).items()},
         metric=metric,
         max_bytes=max_bytes,
         processes=processes,

@@ -159,9 +159,9 @@ def amount_of(budget: str | float) -> tuple[float, bool]:
         ((1800.0, False), (5400.0, False), (20.0, False), (20.0, True))
     """
     in_runs, amount = False, 0.0
-    if not isinstance(budget, str):
+    if isinstance(budget, int | float):
         amount = float(budget)
-    elif found := re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d|runs?)", budget.strip()):
+    elif found := re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d|runs?)", str(budget).strip()):
         in_runs = found[2].startswith("run")
         amount = float(found[1]) * (1.0 if in_runs else _UNITS[found[2]])
     if not 0 < amount < 1e8:

@@ -83,6 +83,13 @@ def candidates(
     for setting in grid:
         if setting.startswith("strategy.") and not any(setting.split(".")[1] in each for each in fields.values()):
             raise WrongChoice(f"--grid {setting}: none of {', '.join(names)} has this setting")
+    optimizer = ((config.get("model") or {}).get("init_args") or {}).get("optimizer")
+    for setting in grid:
+        if setting.startswith("model.optimizer.") and not optimizer and "model.optimizer" not in grid:
+            raise WrongChoice(
+                f"--grid {setting}: the configuration names no optimizer, and each strategy has its own: give "
+                "--model.optimizer, too, such as torch.optim.Adam"
+            )
     try:
         ranges = {setting: of for setting, values in grid.items() if (of := Range.of(setting, values)) is not None}
     except ValueError as error:

@@ -1,5 +1,6 @@
 """What a search is made of: the configuration with everything in it, and the study of its candidates."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,6 +48,20 @@ class Asked:
     processes: int | None = None
     seeds: int | None = None
     command: str = "fl-train fit"
+
+    def __post_init__(self) -> None:
+        for name in ("seeds", "processes"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise WrongChoice(f"{name} is {value!r}: give a whole number of at least 1, or leave it out")
+        for name in ("methods", "overrides"):
+            if isinstance(getattr(self, name), str):
+                raise WrongChoice(f"{name} is {getattr(self, name)!r}: give a list")
+        for setting, values in self.grid.items():
+            if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+                raise WrongChoice(f"the grid's {setting} is {values!r}: give a list of values, such as [0.01, 0.1]")
+        if self.folder.exists() and not self.folder.is_dir():
+            raise WrongChoice(f"{self.folder} is a file: give the search a folder")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +212,8 @@ def bytes_of(limit: str | float) -> float:
         >>> bytes_of("200MB"), bytes_of(1000)
         (200000000.0, 1000.0)
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKMGT]?B?)", str(limit).strip())
+    text = f"{limit:.0f}" if isinstance(limit, float) and math.isfinite(limit) else str(limit).strip()
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKMGT]?B?)", text)
     unit = found[2].upper() if found else "?"
     size = _SIZES.get(unit if unit.endswith("B") or not unit else f"{unit}B")
     if found is None or size is None or not float(found[1]):

@@ -131,15 +131,16 @@ class Search:
         """Train the first setting of every method for two rounds; the arms that the budget is enough for."""
         firsts = [self._arms(name)[0] for name in self.candidates]
         self._train([self._tuning(arm, self.rungs[0]) for arm in firsts], until=self.meter.limit)
+        too_small = f"a budget of {self.meter.text(self.meter.limit)} is too small to try it"
         for arm in firsts:
             record = self._record(arm, self.rungs[0])
-            why = "there was no time left to try it" if record is None else record["error"]
+            why = too_small if record is None else record["error"]
             if why := why or self._too_many_bytes(arm, self.rungs[0]):
                 self.found.left_out[arm.method] = why
                 self.say(f"{arm.method} is left out: {why}")
         names = [name for name in self.candidates if name not in self.found.left_out]
         if not set(names) - {CEILING}:
-            raise WrongChoice(f"no method can be trained: {'; '.join(self.found.left_out.values())}")
+            raise WrongChoice(f"no method can be trained: {'; '.join(dict.fromkeys(self.found.left_out.values()))}")
         self.beside = [name for name in (FLOOR, COMMON, CEILING) if name in names]
         if self.memory.plan is None:
             self.memory.plan = self._plan(names)

@@ -1,6 +1,7 @@
 """Studies of methods × cases × seeds: ``fl-train study run | status | table | report | check | sweep | train FILE``."""
 
 import argparse
+import math
 import re
 import signal
 import sys
@@ -28,7 +29,7 @@ from fl_lightning.study.runs import StudyRun
 from fl_lightning.study.schema import WrongStudy
 from fl_lightning.study.single import check, sweep, train_run
 from fl_lightning.study.store import Store
-from fl_lightning.study.table import for_terminal, leaderboard, markdown, tidy, what_was_run, write_csv
+from fl_lightning.study.table import for_terminal, leaderboard, markdown, metrics_in, tidy, what_was_run, write_csv
 from fl_lightning.terminal import PlainTable, plain_text
 
 _DESCRIPTION = """Run methods × cases × seeds with equal tuning, in parallel; nothing is trained twice.
@@ -84,10 +85,10 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--processes", type=_count, help="worker processes, instead of the study's number")
     run.add_argument("--methods", nargs="+", help="only these; patterns such as 'Cora*' are allowed")
     run.add_argument("--cases", nargs="+", help="only these; patterns such as 'Cora*' are allowed")
-    run.add_argument("--minutes", type=float, help="start no run after this many minutes")
+    run.add_argument("--minutes", type=_time, help="start no run after this many minutes")
     run.add_argument("--retry", action="store_true", help="retry failed runs")
     run.add_argument(
-        "--state_seconds", type=float, default=60.0, help="how often, at most, a run's state is written (60)"
+        "--state_seconds", type=_time, default=60.0, help="how often, at most, a run's state is written (60)"
     )
     run.add_argument("--workers", choices=KINDS, help="where worker processes run, if not in this process's machine")
     run.add_argument("--nodes", type=_count, default=1, help="how many jobs are submitted with --workers")
@@ -99,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     status.set_defaults(verb=_status)
 
     table = verbs.add_parser("table", parents=[common], help="the leaderboard")
-    table.add_argument("--metric", default="test", help="column of results.csv to show (test)")
+    table.add_argument("--metric", default="test", help="metric of results.csv to show (test)")
     form = table.add_mutually_exclusive_group()
     form.add_argument("--markdown", action="store_true", help="as Markdown")
     form.add_argument("--latex", action="store_true", help="as a tabular of LaTeX, the best of each case in bold")
@@ -139,6 +140,16 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _time(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time: give a number of at least 0")
+    return value
+
+
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals:
@@ -176,7 +187,11 @@ def _run(study: Study, options: argparse.Namespace) -> int:
         say(f"failed: {title}: {error}")
     for name in tally.waiting:
         say(f"no setting could be chosen for {name}")
-    say(f"{count_of(tally.trained)} trained, {len(tally.failed)} failed, {tally.missing} missing: {study.results}")
+    before = f" ({tally.failed_before} failed before: --retry)" if tally.failed_before else ""
+    say(
+        f"{count_of(tally.trained)} trained, {len(tally.failed)} failed{before}, {tally.missing} missing: "
+        f"{study.results}"
+    )
     has_lost_jobs = cluster is not None and tally.missing and options.minutes is None
     return 1 if tally.failed or has_lost_jobs else 0
 
@@ -351,8 +366,8 @@ def _table(study: Study, options: argparse.Namespace) -> int:
     progress = Progress(study, Store(study.results))
     table = tidy(progress)
     _check_results(study, table)
-    if options.metric not in table:
-        fail(f"--metric {options.metric!r} is not a column of the results: there are {', '.join(table.columns)}")
+    if options.metric not in (known := metrics_in(table)):
+        fail(f"--metric {options.metric!r} is not a metric of the results: there are {', '.join(known)}")
     shown, lacking = what_was_run(leaderboard(progress, table, options.metric))
     if options.latex:
         from fl_lightning.study.latex import latex

@@ -56,7 +56,7 @@ def latex(shown: pd.DataFrame, table: pd.DataFrame, metric: str, *, ceilings: Se
 def _best(rows: dict[tuple[str, str], pd.DataFrame], metric: str, case: str, names: Sequence[str]) -> set[str]:
     """The methods with the best mean of a case, as it is printed."""
     means = {name: _rounded(rows[name, case], metric) for name in names if (name, case) in rows}
-    if not means:
+    if not means or metric.endswith("_std"):  # of which none is the best
         return set()
     is_error = counts_errors(rows[next(iter(means)), case])
     wanted = (min if is_error else max)(means.values())

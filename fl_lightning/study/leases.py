@@ -122,7 +122,9 @@ class Leases(AbstractContextManager["Leases"]):
 
     def _is_dead(self, path: Path, owner: dict[str, Any]) -> bool:
         here = _here()
-        if all(owner.get(name) == here[name] for name in ("host", "processes")) and not _is_alive(owner.get("pid", 0)):
+        if all(owner.get(name) == here[name] for name in ("host", "started", "processes")) and not _is_alive(
+            owner.get("pid", 0)
+        ):
             return True
         try:
             with path.open("rb") as file:  # opened, since a network file system then asks its server
@@ -144,12 +146,16 @@ class Leases(AbstractContextManager["Leases"]):
 
 
 def _here() -> dict[str, Any]:
-    """This process: its machine, among which processes it is seen, and its number there."""
+    """This process: its machine since it was started, among which processes it is seen, and its number there."""
     try:
         processes = os.readlink("/proc/self/ns/pid")
     except OSError:  # not Linux
         processes = ""
-    return {"host": socket.gethostname(), "processes": processes, "pid": os.getpid()}
+    try:
+        started = Path("/proc/sys/kernel/random/boot_id").read_text().strip()  # hosts may have one name
+    except OSError:
+        started = ""
+    return {"host": socket.gethostname(), "started": started, "processes": processes, "pid": os.getpid()}
 
 
 def _is_alive(pid: int) -> bool:

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from fl_lightning.study.runs import as_read
+
 #: Computing libraries use one thread each.
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
@@ -60,13 +62,14 @@ class Pool(AbstractContextManager["Pool"]):
         Args:
             task: What :meth:`finished` calls it.
             name: In :data:`fl_lightning.study.worker.TASKS`.
-            arguments: Of it.
+            arguments: Of it; the first ones are those of a run.
         """
+        given, *others = arguments
         self._workers = [worker for worker in self._workers if worker.task is not None or worker.process.is_alive()]
         idle = [worker for worker in self._workers if worker.task is None]
         worker = idle[0] if idle else self._start()
         worker.task = task
-        worker.connection.send((name, arguments))
+        worker.connection.send((name, (as_read(given, self.scratch), *others)))
 
     def finished(self, seconds: float = math.inf) -> Iterator[tuple[Any, dict[str, Any] | None]]:
         """Wait until a worker is done or dead; yields its task and its result, which is None if it died.

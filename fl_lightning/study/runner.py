@@ -32,12 +32,14 @@ class Tally:
         failed: Runs that failed, with the reason.
         waiting: Method and case without a chosen setting: another study has not tuned it, or every setting failed.
         missing: Runs that are still to do.
+        failed_before: Runs that failed in an earlier call, and were not tried again.
     """
 
     trained: int = 0
     failed: dict[str, str] = field(default_factory=dict)
     waiting: list[str] = field(default_factory=list)
     missing: int = 0
+    failed_before: int = 0
 
 
 class Runner:
@@ -126,6 +128,8 @@ class Runner:
         """What was done here, and what is left."""
         self.read_others()
         self.tally.missing = sum(1 for _ in self.todo())
+        left = {run.key for run in self._all_runs() if self.progress.state(run) == "failed"} - self._tried
+        self.tally.failed_before = len(left)
         self.tally.waiting = [f"{method} on {case}" for method, case in self.groups if self._waits(method, case)]
         return self.tally
 

@@ -5,7 +5,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,8 +15,10 @@ from fl_lightning.run.version import own_digest, version_of
 from fl_lightning.study.definition import Study
 from fl_lightning.study.edge import Point
 from fl_lightning.study.schema import Settings, Until, WrongStudy, read_yaml
+from fl_lightning.yaml_input import dump_yaml
 
 _LENGTH = "trainer.num_rounds"
+_CONFIG = "--config="
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +108,7 @@ def make_run(
             settings[name] = value
     settings |= {"data.seed": seed, "seed_everything": seed}
     configs = study.configs_of(method, case)
-    contents = [_content(path) for path in configs]
+    contents = [_content(os.path.abspath(path)) for path in configs]
     strategy, data = _strategy(contents, settings), _data_settings(contents, settings)
     own = own_names([contents, settings])
     version = version_of(strategy, data, digest_of_files(study.own_files(own)))
@@ -123,7 +125,7 @@ def make_run(
         setting=label,
         arguments=(
             "fit",
-            *(f"--config={os.path.relpath(path)}" for path in configs),
+            *(f"{_CONFIG}{os.path.relpath(path)}" for path in configs),
             *(f"--{name}={_text(value)}" for name, value in settings.items()),
         ),
         strategy=strategy,
@@ -135,9 +137,32 @@ def make_run(
     )
 
 
+def as_read(arguments: Sequence[str], folder: Path) -> tuple[str, ...]:
+    """Arguments of a run with copies of its configuration files, as they were when the run's key was made of them.
+
+    So a file that is edited while a study runs changes none of its runs.
+
+    Args:
+        arguments: Of the run.
+        folder: Where the copies are written.
+    """
+    result = []
+    for argument in arguments:
+        if argument.startswith(_CONFIG):
+            content = _content(os.path.abspath(argument.removeprefix(_CONFIG)))
+            path = folder / f"config-{digest_of(content)}.yaml"
+            if not path.exists():
+                folder.mkdir(parents=True, exist_ok=True)
+                path.write_text(dump_yaml(content, sort_keys=False), encoding="utf-8")
+            argument = f"{_CONFIG}{path}"
+        result.append(argument)
+    return tuple(result)
+
+
 @functools.cache
-def _content(config: Path) -> dict[str, Any]:
-    content = read_yaml(config)
+def _content(config: str) -> dict[str, Any]:
+    """What a configuration file holds when it is first read."""
+    content = read_yaml(Path(config))
     (content.get("trainer") or {}).pop("run_name", None)
     return content
 

@@ -9,7 +9,7 @@ from fl_lightning.study.definition import Study
 from fl_lightning.study.pool import Pool
 from fl_lightning.study.record import kept_rounds, make_record, task_arguments
 from fl_lightning.study.runner import Runner
-from fl_lightning.study.runs import StudyRun
+from fl_lightning.study.runs import StudyRun, as_read
 from fl_lightning.study.schema import Wandb, WrongStudy
 from fl_lightning.study.store import Record, Store
 from fl_lightning.yaml_input import dump_yaml
@@ -52,7 +52,8 @@ def train_run(study: Study, store: Store, key: str, scratch: Path) -> Record | N
     store.keep_sources(digest_of_sources(), sources())
     folder = store.files({"method": run.method, "case": run.case, "seed": run.seed})
     keep = study.keep if run.purpose == "report" else ()
-    result = train(task_arguments(study, run, study.wandb or Wandb()), scratch, study.history, keep, folder)
+    arguments = as_read(task_arguments(study, run, study.wandb or Wandb()), scratch)
+    result = train(arguments, scratch, study.history, keep, folder)
     if result.get("interrupted"):
         raise WrongStudy(f"{run.title}: {result['error']}; nothing was recorded, so that it is still to do")
     record = make_record(run, result)

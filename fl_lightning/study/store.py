@@ -88,8 +88,7 @@ class Store:
 
     def files(self, record: Record) -> Path:
         """The folder with the files that are kept of a reported run."""
-        plain = (re.sub(r"[^\w.-]+", "_", str(record[name])) for name in ("method", "case", "seed"))
-        return self.folder.joinpath("files", *plain)
+        return self.folder.joinpath("files", *(_plain(str(record[name])) for name in ("method", "case", "seed")))
 
     def state(self, run: StudyRun) -> Path:
         """The file of the last state of a run, or of a shorter one of its lineage."""
@@ -294,3 +293,11 @@ def locked(path: Path) -> Iterator[None]:
     with _opened(path.parent / ".write.lock") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _plain(name: str) -> str:
+    """A name as one of a folder; where that changes it, with a digest, so that no two names come to one folder."""
+    plain = re.sub(r"[^\w.-]+", "_", name)
+    if plain == name and name.strip("."):
+        return name
+    return f"{plain.strip('.')}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

@@ -1,5 +1,6 @@
 """The results as one tidy table, and as a leaderboard."""
 
+import re
 import statistics
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,6 +59,8 @@ _WORDS = {"acc": "accuracy", "f1": "F1", "r2": "R²", "mrr": "MRR"} | {
     name: name.upper() for name in ("auroc", "ece", "mse", "rmse", "mae")
 }
 _LEADING = ("method", "case", "seed", "setting", "metric", "round", "val", "test", "test_std", "test_worst")
+#: Columns that are metrics.
+_METRIC = re.compile(r"(.*_)?(val|test)(_(std|worst|weighted|asr))?|(test|val)/.+|benign_val_acc")
 _SPENT = ("seconds", "cpu_seconds", "training_seconds", "rounds", "bytes_up", "bytes_down", "bytes_peer", "failures")
 _TRAILING = (*COLUMNS, *_SPENT, "stale", "error", "partition", "version", "command")
 
@@ -109,6 +112,11 @@ def _further(record: Record, wanted: Sequence[str]) -> dict[str, float | None]:
         return {}
     found, main = record["result"], f"test/{metric_reported(record)}"
     return {name: found[name] for name in wanted if name.startswith("test/") and name != main and name in found}
+
+
+def metrics_in(table: pd.DataFrame) -> list[str]:
+    """The columns of the tidy table that a leaderboard can show, in its unit."""
+    return [name for name in table.columns if _METRIC.fullmatch(name) and pd.api.types.is_numeric_dtype(table[name])]
 
 
 def write_csv(table: pd.DataFrame, path: Path) -> None:
@@ -210,9 +218,16 @@ def by_round(
 
 def markdown(table: pd.DataFrame, first: str) -> str:
     """A table of text as Markdown."""
-    lines = [f"| {first} | " + " | ".join(map(str, table.columns)) + " |", "|" + "---|" * (len(table.columns) + 1)]
-    lines += [f"| {name} | " + " | ".join(map(str, row)) + " |" for name, row in _rows(table)]
-    return "\n".join(lines)
+    head, *rows = (
+        f"| {' | '.join(map(_in_cell, line))} |"
+        for line in ([first, *table.columns], *([name, *row] for name, row in _rows(table)))
+    )
+    return "\n".join([head, "|" + "---|" * (len(table.columns) + 1), *rows])
+
+
+def _in_cell(text: object) -> str:
+    """A text in one line, in which nothing ends the cell."""
+    return " ".join(str(text).split("\n")).replace("|", "\\|")
 
 
 def for_terminal(table: pd.DataFrame, first: str, *, title: str, width: int) -> Iterator[PlainTable]:

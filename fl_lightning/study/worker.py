@@ -28,6 +28,7 @@ from fl_lightning.run import checkpoint
 from fl_lightning.run.allocator import keep_freed_memory
 from fl_lightning.run.callback import Callback, Trainer
 from fl_lightning.run.curve import Curve, reached
+from fl_lightning.run.folder import CannotWrite
 from fl_lightning.run.result import summary
 from fl_lightning.study.definition import TOTAL_BYTES
 from fl_lightning.trainer import FederatedTrainer
@@ -79,8 +80,11 @@ class _States(Callback):
         if self.last is not None and is_over and trainer.run.interruption.received is None:
             trainer.save_checkpoint(self.last)
         elif self.partial is not None and not is_over and time.monotonic() - self._written >= self.every_seconds:
-            trainer.save_checkpoint(self.partial)
             self._written = time.monotonic()
+            try:
+                trainer.save_checkpoint(self.partial)
+            except CannotWrite as error:  # the run needs it only if it is killed
+                warnings.warn(f"the run goes on without a state to resume from: {error}", stacklevel=2)
 
 
 class _ChosenClients(Callback):
@@ -274,7 +278,8 @@ def _found(cli: RunCLI, history: Sequence[str]) -> dict[str, Any]:
     if run.interruption.received is not None:
         return {"error": f"stopped by {signal.Signals(run.interruption.received).name}", "interrupted": True}
     whole = summary(run)
-    wanted = [name for name in history if any(name in row for row in run.history)]
+    asked = dict.fromkeys([*history, selection.monitor]) if history else ()
+    wanted = [name for name in asked if any(name in row for row in run.history)]
     rows = [row for row in run.history if selection.monitor in row]
     last = reached(Curve.of_rows(run.history, selection.monitor, selection.mode))
     return {

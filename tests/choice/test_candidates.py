@@ -107,10 +107,15 @@ def test_optuna_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
             "--grid strategy.mu: none of Local, FedAvg, Pooled has",
         ),
         ({"grid": {"model.optimizer.lr": ["0.1..0.01"]}}, "--grid model.optimizer.lr=0.1..0.01: give the lower end"),
+        (
+            {"config": {}, "grid": {"model.optimizer.lr": [1.0]}},
+            "--grid model.optimizer.lr: the configuration names no optimizer, and each strategy has its own: give "
+            "--model.optimizer, too",
+        ),
         ({"grid": {"model.optimizer.lr": [1.0, "0.1..1"]}}, "the range 0.1..1 stands alone, without other values"),
     ],
 )
 def test_mistakes(options: dict[str, Any], message: str) -> None:
     with pytest.raises(WrongChoice) as error:
-        candidates(CONFIG, **options)
+        candidates(**{"config": CONFIG, **options})
     assert message in str(error.value)

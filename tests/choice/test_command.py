@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -41,6 +42,25 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 )
 def test_mistakes(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert message in refusal(capsys, "--config", "mine.yaml", *words)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"seeds": -1}, "seeds is -1: give a whole number of at least 1, or leave it out"),
+        ({"processes": 0}, "processes is 0: give a whole number of at least 1"),
+        ({"methods": "FedAvg"}, "methods is 'FedAvg': give a list"),
+        ({"overrides": "--trainer.num_rounds=3"}, "overrides is '--trainer.num_rounds=3': give a list"),
+        ({"grid": {"model.optimizer.lr": []}}, r"the grid's model.optimizer.lr is \[\]: give a list of values"),
+        ({"grid": {"model.optimizer.lr": 0.1}}, r"the grid's model.optimizer.lr is 0.1: give a list of values"),
+        ({"budget": None}, "--budget is None: give a time with its unit"),
+        ({"folder": "mine.yaml"}, "mine.yaml is a file: give the search a folder"),
+    ],
+    ids=str,
+)
+def test_mistakes_in_python(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(WrongChoice, match=message):
+        fl.choose(**{"config": "mine.yaml", **arguments})
 
 
 @pytest.mark.full

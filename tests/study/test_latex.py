@@ -38,6 +38,13 @@ def test_a_table_by_hand(table) -> None:
     ]
 
 
+def test_of_spreads_none_is_the_best(table) -> None:
+    shown = pd.DataFrame("x", index=["FedAvg", "Local"], columns=["Cora_10"])
+    assert r"\mathbf" not in latex(
+        shown, table.rename(columns={"test": "test_std"}), "test_std", ceilings=[], num_seeds=2
+    )
+
+
 def test_of_errors_the_least_is_the_best() -> None:
     rows = rows_of("A", "c", [0.2, 0.2], is_error=True) + rows_of("B", "c", [0.1, 0.1], is_error=True)
     shown = pd.DataFrame("x", index=["A", "B"], columns=["c"])

@@ -84,6 +84,16 @@ def test_a_silent_holder_of_another_machine_loses_its_lease(tmp_path: Path, else
         assert not is_mine
 
 
+def test_a_machine_of_the_same_name_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its processes have numbers of their own, of which this machine knows nothing."""
+    here = leases._here()
+    holder, observer = Leases(tmp_path), Leases(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(leases, "_here", lambda: {**here, "started": "another", "pid": 2**22 + 1})
+        assert holder.claim("run", tmp_path / "none") == 0
+    assert observer.claim("run", tmp_path / "none") is None
+
+
 def test_deaths_without_progress_are_counted(tmp_path: Path) -> None:
     progress = tmp_path / "progress"
     deaths = []

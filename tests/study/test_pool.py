@@ -11,10 +11,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from fl_lightning.study import runs
 from fl_lightning.study.definition import Study
 from fl_lightning.study.pool import Pool
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.runner import Runner
+from fl_lightning.study.runs import make_run
 from fl_lightning.study.store import Store
 
 PATIENCE = 240.0
@@ -48,6 +50,18 @@ def test_a_killed_worker_costs_one_try(make_study: Callable[..., Study]) -> None
     assert len(workers) == 2
     assert not any(psutil.pid_exists(worker) for worker in workers)
     assert not pool.scratch.exists()
+
+
+def test_a_configuration_that_is_edited_meanwhile_changes_no_run(
+    make_study: Callable[..., Study], tmp_path: Path
+) -> None:
+    study = make_study(tuning=None, methods={"Local": {"config": "quickstart.yaml", "settings": {"strategy": "Local"}}})
+    runs._content.cache_clear()
+    run = make_run(study, "Local", "plain", 0, ("", {}), "report")
+    (tmp_path / "quickstart.yaml").write_text("nothing: here\n")
+    with Pool(1) as pool:
+        [(_, result)] = pool.map([(run, "build", (run.arguments,))])
+    assert result == {"error": ""}
 
 
 @pytest.mark.full

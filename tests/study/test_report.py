@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from PIL import Image
 from study_pool import HerePool, invented
@@ -214,6 +215,8 @@ def test_status_tells_every_kind_of_news_once(progress: Progress, capsys: pytest
         (["run", "small.yaml", "--processes", "0"], "'0' is not a number of processes: give at least 1"),
         (["run", "small.yaml", "--methods", "FedAvgg"], "--methods 'FedAvgg' is not in small.yaml: there are Local"),
         (["table", "small.yaml"], "results/small has no reported runs yet: fl-train study run small.yaml"),
+        (["run", "small.yaml", "--minutes", "-5"], "'-5' is not a time: give a number of at least 0"),
+        (["run", "small.yaml", "--state_seconds", "nan"], "'nan' is not a time: give a number of at least 0"),
         (["train", "small.yaml", "--run", "abc"], "--run abc is not to do in small.yaml"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -248,7 +251,20 @@ def test_cases_are_selected_by_patterns_as_in_files(
 def test_an_unknown_metric(progress: Progress, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["table", str(progress.study.path), "--metric", "tset"])
-    assert "--metric 'tset' is not a column of the results: there are method, case" in capsys.readouterr().err
+    assert "--metric 'tset' is not a metric of the results: there are val, test" in capsys.readouterr().err
+    for name in ("seconds", "setting", "error", "still_rising", "bytes_up"):
+        with pytest.raises(SystemExit):
+            main(["table", str(progress.study.path), "--metric", name])
+        assert f"--metric '{name}' is not a metric of the results" in capsys.readouterr().err
+
+
+def test_names_do_not_break_a_table_of_markdown() -> None:
+    table = pd.DataFrame([["1.0", "2.0"]], index=["mine | yours"], columns=["a\nb", "c"])
+    assert markdown(table, "method").splitlines() == [
+        "| method | a b | c |",
+        "|---|---|---|",
+        "| mine \\| yours | 1.0 | 2.0 |",
+    ]
 
 
 def test_the_printed_path_is_one_that_works(tmp_path: Path) -> None:

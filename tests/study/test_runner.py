@@ -124,7 +124,8 @@ def test_a_failed_run_stops_nothing(make_study: Callable[..., Study]) -> None:
     refused = {"error": "it failed", "seconds": 0.1}
     failing = make_study(methods={"Local": methods["Local"]}, tuning=None, cases={"other": {}})
     for options, number in (({}, 2), ({}, 0), ({"retry": True}, 2), ({}, 0)):
-        assert len(run(failing, HerePool(train=lambda *_: refused), **options)[1].trained) == number
+        tally, pool, _ = run(failing, HerePool(train=lambda *_: refused), **options)
+        assert (len(pool.trained), tally.failed_before) == (number, 2 - number)
 
 
 def test_a_run_that_diverged_has_failed(make_study: Callable[..., Study]) -> None:

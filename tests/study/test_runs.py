@@ -10,7 +10,7 @@ import pytest
 from fl_lightning.run import version
 from fl_lightning.study.definition import Study
 from fl_lightning.study.progress import Progress
-from fl_lightning.study.runs import StudyRun, make_run
+from fl_lightning.study.runs import StudyRun, as_read, make_run
 from fl_lightning.study.store import Store
 from fl_lightning.yaml_input import parse_yaml
 
@@ -49,6 +49,22 @@ def test_the_key_is_of_all_settings(make_study: Callable[..., Study], tmp_path: 
     assert cell(study).key == first.key
     config.write_text(config.read_text().replace("dropout: 0.5", "dropout: 0.4"))
     assert cell(study).key != first.key
+
+
+def test_a_run_is_trained_with_the_configuration_that_its_key_is_of(
+    make_study: Callable[..., Study], tmp_path: Path
+) -> None:
+    run = cell(make_study())
+    before = parse_yaml((tmp_path / "quickstart.yaml").read_text())
+    del before["trainer"]["run_name"]
+    (tmp_path / "quickstart.yaml").write_text("trainer: {num_rounds: 60}\n")
+    given = as_read(run.arguments, tmp_path / "scratch")
+    assert given[0] == "fit"
+    assert given[2:] == run.arguments[2:]
+    copy = Path(given[1].removeprefix("--config="))
+    assert copy.parent == tmp_path / "scratch"
+    assert parse_yaml(copy.read_text()) == before
+    assert "--config=quickstart.yaml" in run.arguments  # which is the command that is recorded
 
 
 def test_the_case_comes_after_the_method_and_final_settings_last(make_study: Callable[..., Study]) -> None:

@@ -44,6 +44,14 @@ def test_sources_are_kept_by_their_digest(tmp_path: Path) -> None:
     assert Store(tmp_path).known_sources() == {"one": {"a.py": "1"}, "two": {"a.py": "2"}}
 
 
+def test_files_of_names_that_look_alike_as_folders_are_apart(tmp_path: Path) -> None:
+    names = ["C/1", "C 1", "C_1", "..", "."]
+    folders = [Store(tmp_path).files({"method": "M", "case": name, "seed": 0}) for name in names]
+    assert len(set(folders)) == len(names)
+    assert folders[2] == tmp_path / "files" / "M" / "C_1" / "0"
+    assert all(folder.resolve().parent.parent == tmp_path / "files" / "M" for folder in folders)
+
+
 def test_one_run_at_a_time(tmp_path: Path) -> None:
     with Store(tmp_path).running() as first, Store(tmp_path).running() as second:
         assert (first, second) == (True, False)

@@ -61,6 +61,19 @@ def test_bytes_to_the_chosen_round_and_to_the_target(make_study: Callable[..., S
     assert [run.strip() for run in lines[5].strip("|").split("|")][3:] == ["4", "0.4", "4", "2 of 2"]
 
 
+def test_where_the_monitored_metric_was_not_kept_that_is_said(make_study: Callable[..., Study]) -> None:
+    def without(arguments: tuple[str, ...], *others: Any) -> dict[str, Any]:
+        result = known(arguments)
+        del result["rounds"]["val/acc"]
+        return result
+
+    study = make_study(tuning=None, cases={"plain": {}}, history=HISTORY, traffic={"target": "Local"})
+    with HerePool(train=without) as pool:
+        Runner(study, Store(study.results), say=lambda line: None).run(pool)
+    lines = traffic(Progress(study, Store(study.results))).splitlines()
+    assert lines[4].endswith("|  | unknown: val/acc of every round was not kept |")
+
+
 def test_clients_by_their_examples(make_study: Callable[..., Study]) -> None:
     """The sizes are those of the clients that a run's own command makes."""
     study = make_study(tuning=None, cases={"plain": {}}, seeds=[0], history=HISTORY, traffic={"by_examples": [1, 1000]})

@@ -107,6 +107,15 @@ def test_a_lengthened_run_is_the_long_one(make_study: Callable[..., Study], tmp_
     assert train((*run_of(study, 2).arguments, *QUIET), tmp_path, state=state)["result"] == results[2]["result"]
 
 
+def test_a_run_goes_on_without_a_state_that_cannot_be_written(make_study: Callable[..., Study], tmp_path: Path) -> None:
+    study = make_study(tuning=None)
+    (tmp_path / "full").write_text("a file in place of the folder")
+    partial = tmp_path / "full" / "state.ckpt"
+    result = train((*run_of(study).arguments, *QUIET), tmp_path, partial=partial, every_seconds=0.0)
+    assert (result["error"], result["num_rounds"]) == ("", 2)
+    assert sum("the run goes on without a state to resume from" in each for each in result["warnings"]) == 1
+
+
 @pytest.mark.full
 def test_a_run_of_a_fixed_length_is_lengthened_until_it_no_longer_improves(
     make_study: Callable[..., Study], tmp_path: Path

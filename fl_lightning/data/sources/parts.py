@@ -48,7 +48,8 @@ def parts_in(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     result = {name: given[name] for name in PARTS if given.get(name) is not None and _size(given[name])}
     if "train" not in result:
-        raise ValueError(f"nothing is called 'train' in what has {', '.join(map(repr, given))}: say what trains")
+        what = "'train' is empty" if "train" in given else "nothing is called 'train'"
+        raise ValueError(f"{what} in what has {', '.join(map(repr, given))}: say what trains")
     return result
 
 

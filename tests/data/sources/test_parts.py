@@ -185,6 +185,7 @@ def test_what_does_not_fit_is_named(tmp_path) -> None:
             data_of(source, tmp_path)
     for source, message in (
         ({"train": graphs(3), "Test": graphs(2)}, "data.source has 'Test': call what"),
+        ([{"train": rows(0), "test": rows(3)}], "'train' is empty in what has 'train', 'test': say what trains"),
         ([{"val": rows(3), "test": rows(3)}], "nothing is called 'train' in what has 'val', 'test': say what trains"),
     ):
         with pytest.raises(ValueError, match=message):
