@@ -60,7 +60,7 @@ def card_of(
         "name": client_data.name,
         "task": task.plain,
         "num_features": client_data.num_features,
-        "num_outputs": client_data.num_outputs or task.target.num_outputs([client_data.y_N], len(named or ())),
+        "num_outputs": num_outputs_of(client_data, names, task),
         "own": list(own),
         "class_names": "" if named is None else hashlib.sha256(json.dumps(named).encode()).hexdigest(),
         "has_validation": bool(client_data.val_mask_N.any()),
@@ -68,6 +68,11 @@ def card_of(
         "density": round(int(torch.count_nonzero(inputs)) / max(1, inputs.numel()), 3),  # more would reveal its rows
         "data": digest(content_of(client_data)),
     }
+
+
+def num_outputs_of(client_data: ClientData, names: UserNames, task: Task) -> int:
+    """Number of outputs that a client's data need."""
+    return client_data.num_outputs or task.target.num_outputs([client_data.y_N], len(names.class_names or ()))
 
 
 def digest_of(architectures: Sequence[Mapping[str, Tensor]]) -> str:

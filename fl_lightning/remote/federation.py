@@ -9,7 +9,7 @@ from fl_lightning.remote.data import RemoteData
 from fl_lightning.remote.digests import digests_of
 from fl_lightning.remote.executor import RemoteExecutor
 from fl_lightning.remote.registry import check_at_sites, check_no_references
-from fl_lightning.remote.secure import DEFAULT_SHARE
+from fl_lightning.remote.secure import DEFAULT_SHARE, check_participation
 from fl_lightning.round.payload import Payload
 from fl_lightning.run import checkpoint
 from fl_lightning.run.callback import Callback, Trainer
@@ -97,10 +97,13 @@ def federate(
 
     Raises:
         ValueError: A callback needs the clients' data, or has clients do what their strategy does not say; or the
-            strategy needs more than sums, or all data in one place.
+            strategy needs more than sums, or all data in one place; or the clients of a secure sum are to do different
+            amounts of work.
     """
     check_at_sites(type(strategy))
     check_no_references(trainer.references)
+    if secure:
+        check_participation(vars(trainer.participation))
     for callback in trainer.callbacks:
         if callback.needs_data or callback.invents_stages:
             what = (

@@ -44,7 +44,7 @@ class Guard:
         self.policy = policy
         self.client_data = client_data
         self.ledger = ledger
-        self.run, self.summed = "", False  # the server's name for it, and whether the server learns only sums
+        self.run, self.summed = "", False  # its name in the ledger, and whether the server learns only sums
         self.num_rounds = num_rounds
         self.num_messages = 0
         self.steps: Counter[int] = Counter()
@@ -72,8 +72,6 @@ class Guard:
         if isinstance(num_outputs, bool) or not isinstance(num_outputs, int) or num_outputs < 1:
             raise Refused("the number of outputs must be an integer of at least 1")
         self.policy.check_outputs(num_outputs)
-        if "outputs" in own and num_outputs < (self.client_data.num_outputs or self.client_data.y_N.shape[-1]):
-            raise Refused("the federation has fewer outputs than this site")
         given = tuple(num_features) if isinstance(num_features, list | tuple) else num_features
         if "features" in own:
             self._admit_wider(given)

@@ -31,7 +31,7 @@ from fl_lightning.remote.registry import (
     settings_of,
     wanted,
 )
-from fl_lightning.remote.secure import DEFAULT_SHARE, check_share
+from fl_lightning.remote.secure import DEFAULT_SHARE, check_participation, check_share
 from fl_lightning.round.client import ClientModule
 from fl_lightning.run.settings import LARGEST_SEED
 from fl_lightning.strategies import Strategy
@@ -162,15 +162,16 @@ class Job:
                 raise NotAJob(f"{name} must be true or false, got {_short(getattr(self, name))}")
         reader = _Reader(registry)
         reader.value(self.strategy, Strategy, "strategy", 0)
+        hints = {name: hint for name, hint in settings_of(FederatedTrainer).items() if name in TRAINER_SETTINGS}
+        reader.settings(self.trainer, hints, "trainer", "a job's trainer", 0)
         try:
             check_share(self.secure_share)
+            check_participation((self.trainer.get("participation") or {}).get("settings", {}) if self.secure else {})
             check_at_sites(registry.named[self.strategy["class"]])
         except ValueError as error:
             raise NotAJob(str(error)) from error
         reader.value(self.model, ClientModule | None, "model", 0)
         reader.value(self.relation_graph, Topology | None, "relation_graph", 0)
-        hints = {name: hint for name, hint in settings_of(FederatedTrainer).items() if name in TRAINER_SETTINGS}
-        reader.settings(self.trainer, hints, "trainer", "a job's trainer", 0)
         for name in ("num_rounds", "evaluate_every"):
             _check_whole(f"trainer.{name}", self.trainer.get(name, 1), MAX_COUNT, least=1)
         if (precision := self.trainer.get("precision", PRECISIONS[0])) not in PRECISIONS:

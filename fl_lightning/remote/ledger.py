@@ -2,7 +2,9 @@
 
 The difference of two sums over different clients reveals something about the clients by which they differ. So all sums
 from the same state of a client are over the same clients, whatever the server calls the run, and a run sums a state
-once: the same work, requested again after a restart of the server, gets the same response.
+once: the same work, requested again after a restart of the server, gets the same response. The masks of a sum hide one
+response: the ledger has a digest of it before it leaves, so that another one under the same masks is noticed, whichever
+process of the site it comes from.
 
 The record is one SQLite file in the folder of the site's account; an entry is on the disk before the response leaves,
 and processes of several jobs share it. States are identified by a digest that is keyed by a secret in the same folder.
@@ -24,10 +26,13 @@ _TABLES = {
     "sums": ("purpose, state", "members, survivors"),
     "work": ("run, state", "work"),
     "evaluations": ("run, round_idx, content", "models"),
+    "masked": ("label", "summand"),
     "counts": ("counted", "num_rows"),
 }
 #: Tables whose rows are counted.
 _COUNTED = [table for table in _TABLES if table != "counts"]
+#: The table that ledgers of earlier versions do not have.
+_ADDED = "masked"
 _SECONDS_TO_WAIT = 30.0
 Fact = str | int | None
 
@@ -52,11 +57,12 @@ class SumLedger:
             self._create()
             begin(folder, self.path.name)
         with self._open() as book:
+            book.execute("BEGIN IMMEDIATE")  # between a row and its count
+            self._complete(book)
             for table, (names, others) in _TABLES.items():
                 for *facts, seal in book.execute(f"SELECT {names}, {others}, seal FROM {table}"):
                     if seal != self._seal(table, facts):
                         raise sqlite3.DatabaseError("a row is damaged")
-            book.execute("BEGIN IMMEDIATE")  # between a row and its count
             for table in _COUNTED:
                 self._check_count(book, table)
             if book.execute("PRAGMA integrity_check").fetchone() != ("ok",):
@@ -152,6 +158,20 @@ class SumLedger:
             self._write(book, "evaluations", run, round_idx, content, models)
         return True
 
+    def mask(self, label: str, summand: str) -> bool:
+        """Record what the masks of a sum hide, before it leaves; False if they have hidden something else.
+
+        Args:
+            label: The sum's label.
+            summand: The digest of what is masked (:meth:`name`).
+        """
+        with self._open() as book:
+            book.execute("BEGIN IMMEDIATE")
+            row = book.execute("SELECT summand FROM masked WHERE label = ?", (label,)).fetchone()
+            if row is None:
+                self._write(book, "masked", label, summand)
+        return row is None or row[0] == summand
+
     def _create(self) -> None:
         """Create the tables that do not exist, and count the rows of those that do."""
         os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
@@ -161,6 +181,14 @@ class SumLedger:
                 book.execute(f"CREATE TABLE IF NOT EXISTS {table} ({names}, {others}, seal, PRIMARY KEY ({names}))")
             for table in _COUNTED:
                 self._insert(book, "counts", table, _num_rows(book, table))
+
+    def _complete(self, book: sqlite3.Connection) -> None:
+        """Add the table that a ledger of an earlier version does not have; a table that was lost is still counted."""
+        there = book.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (_ADDED,)).fetchone()
+        if there is None and not book.execute("SELECT 1 FROM counts WHERE counted = ?", (_ADDED,)).fetchone():
+            names, others = _TABLES[_ADDED]
+            book.execute(f"CREATE TABLE {_ADDED} ({names}, {others}, seal, PRIMARY KEY ({names}))")
+            self._insert(book, "counts", _ADDED, 0)
 
     def _write(self, book: sqlite3.Connection, table: str, *facts: Fact) -> None:
         """Write a row, replacing one with the same key, and the number of rows."""

@@ -54,7 +54,6 @@ class Membership:
 
     Attributes:
         index: The client's index in the federation.
-        label: The federation's name.
         secure: Whether the server learns only sums.
         weighting: How responses are weighted in these sums; None without them.
         architectures: Initial parameters of a client of each architecture.
@@ -90,7 +89,6 @@ class Membership:
         guard.admit_widths(about["num_features"], about["num_outputs"], about["own"])
         self.drawing = drawing
         self.index, self.secure = int(about["index"]), bool(about["secure"])
-        self.label = str(about["federation"])
         fabric = Fabric(accelerator=accelerator, devices=1, precision=about["precision"])
         registry = _registry(start, client_data)
         strategy.check_task(registry.task)

@@ -1,22 +1,33 @@
 """A site's checks of a server's messages: anything that no honest server sends is refused before anything changes."""
 
+import dataclasses
 import inspect
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fl_lightning.batches.client_data import ClientData
+from fl_lightning.federation import UserNames
+from fl_lightning.remote.digests import digest_of_facts, num_outputs_of
 from fl_lightning.remote.job_schema import PRECISIONS, Job
 from fl_lightning.remote.message import Message
 from fl_lightning.remote.policy import Refused, SitePolicy
 from fl_lightning.remote.schema import OF_SUMS, QUESTIONS, WrongMessage, check_facts, shown
 from fl_lightning.round.payload import FLAT
+from fl_lightning.run.processes import dtype_of
 from fl_lightning.tasks import Task
 from fl_lightning.trainer import FederatedTrainer
 
 #: Kinds of messages with tensors.
 _WITH_TENSORS = ("start", "run", "evaluate", "predict")
+#: What may differ between the submissions of a job to which its run belongs; of ``trainer`` only the precision is the
+#: clients' own.
+_OF_A_SUBMISSION = ("name", "trainer", "resume", "timeout_seconds", "predict", "planned_rounds")
+#: Types of the numbers that strategies send beside parameters.
+_REAL = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool)
 
 
 def check_question(message: Message) -> None:
@@ -35,29 +46,42 @@ def check_question(message: Message) -> None:
         raise Refused(f"the server's message {message.kind!r} is wrong: it has tensors")
 
 
-def check_start(message: Message, client_data: ClientData, task: Task, own: Sequence[str]) -> None:
-    """Refuse a federation that does not fit the site's data.
+def check_start(message: Message, client_data: ClientData, names: UserNames, task: Task, own: Sequence[str]) -> None:
+    """Refuse a federation that does not fit the site's data, or that no server has made of the sites' cards.
+
+    Args:
+        message: The server's message ``start``.
+        client_data: What the client holds.
+        names: The user's names.
+        task: The task of the site's data.
+        own: Whether its ``features`` and ``outputs`` mean something else than at other sites.
 
     Raises:
         Refused: It is for other data, or its parts contradict each other.
     """
     about, count = message.about, len(message.about["names"])
+    layout, is_known = about["layout"], about["precision"] in PRECISIONS
     width = list(client_data.inputs.shape[1:])
     wrong = {
         "task": about["task"] != task.plain,
         "num_features": "features" not in own and about["num_features"] not in (width, *width[: len(width) == 1]),
+        "num_outputs": about["num_outputs"] < num_outputs_of(client_data, names, task),
         "own": about["own"] != list(own),
         "index": about["index"] >= count,
         "training_clients": max(about["training_clients"]) >= count,
-        "precision": about["precision"] not in PRECISIONS,
-        "layout": any(not isinstance(value, bool) for value in about["layout"].values()),
+        "precision": not is_known,
+        "dtype": is_known and about["dtype"] != str(dtype_of(about["precision"])).removeprefix("torch."),
+        "layout": layout.keys() != task.layout_for(1.0).keys() or not all(isinstance(v, bool) for v in layout.values()),
         "relation": any(
-            name != "relation" or tensor.shape != (count, count) or not tensor.isfinite().all()
+            name != "relation"
+            or tensor.shape != (count, count)
+            or tensor.dtype not in (torch.float32, torch.float64)
+            or not tensor.isfinite().all()
             for name, tensor in message.tensors.items()
         ),
     }
-    if names := [name for name, is_wrong in wrong.items() if is_wrong]:
-        raise Refused(f"the server's message 'start' is wrong: its {', '.join(names)} cannot be this site's")
+    if found := [name for name, is_wrong in wrong.items() if is_wrong]:
+        raise Refused(f"the server's message 'start' is wrong: its {', '.join(found)} cannot be this site's")
 
 
 def rounds_of(job: Job) -> tuple[int, int]:
@@ -65,6 +89,31 @@ def rounds_of(job: Job) -> tuple[int, int]:
     trainer = inspect.signature(FederatedTrainer).parameters
     num_rounds, every = (job.trainer.get(name, trainer[name].default) for name in ("num_rounds", "evaluate_every"))
     return num_rounds, every
+
+
+def run_of(about: Mapping[str, Any], job: Job | None) -> str:
+    """The name of a run in a site's ledger, and in the masks of its sums: the same at all sites.
+
+    A job's run is named after what its submitter has signed, however often it is submitted and whatever the server
+    says: it does not sum a state again because the server calls the federation something else.
+
+    Args:
+        about: The fields of the server's message ``start``.
+        job: The job; None if the site was opened without one.
+
+    Returns:
+        A digest of 64 hexadecimal digits.
+    """
+    if job is None:
+        return str(about["federation"])
+    facts = {name: fact for name, fact in dataclasses.asdict(job).items() if name not in _OF_A_SUBMISSION}
+    return digest_of_facts({**facts, "precision": precision_of(job)})
+
+
+def precision_of(job: Job) -> str:
+    """A job's precision; the trainer's own if it does not say."""
+    default = inspect.signature(FederatedTrainer).parameters["precision"].default
+    return str(job.trainer.get("precision", default))
 
 
 def check_terms(about: Mapping[str, Any], policy: SitePolicy, job: Job | None) -> None:
@@ -87,6 +136,7 @@ def check_terms(about: Mapping[str, Any], policy: SitePolicy, job: Job | None) -
         "secure": about["secure"] != job.secure,
         "secure_share": about["secure"] and about["secure_share"] < job.secure_share,
         "seed": about["seed"] != job.seed,
+        "precision": about["precision"] != precision_of(job),
         "names": len(about["names"]) != len(job.sites),
     }
     if names := [name for name, is_changed in changed.items() if is_changed]:
@@ -105,8 +155,10 @@ def check_tensors(
         models: How many evaluations they belong to, whose indices precede their names; None for a stage's tensors.
 
     Raises:
-        Refused: They have other names or shapes.
+        Refused: They have other names, shapes or types.
     """
+    dtypes = {f"p/{name}": parameter.dtype for name, parameter in net.items()}
+    dtypes[f"p/{FLAT}"] = reduce(torch.promote_types, dtypes.values(), torch.bool)
     shapes = {f"p/{name}": (1, *parameter.shape) for name, parameter in net.items()} | {f"p/{FLAT}": (1, length)}
     for name, tensor in tensors.items():
         index, _, inner = name.partition("/") if models is not None else ("", "", name)
@@ -114,7 +166,10 @@ def check_tensors(
         is_parameter = inner.startswith("p/")
         fits &= inner in shapes if is_parameter else inner.startswith(("s/", "l/"))
         fits &= tuple(tensor.shape) == shapes.get(inner) if is_parameter else tensor.shape[:1] == (1,)
+        fits &= tensor.dtype == dtypes.get(inner) if is_parameter else tensor.dtype in _REAL
         if not fits:
+            kind = str(tensor.dtype).removeprefix("torch.")
             raise Refused(
-                f"the server sends {shown(name)!r} of shape {tuple(tensor.shape)}, which is not expected here"
+                f"the server sends {shown(name)!r} of shape {tuple(tensor.shape)} and type {kind}, which is not "
+                "expected here"
             )

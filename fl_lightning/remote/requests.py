@@ -48,15 +48,20 @@ def received_by_all(message: Message) -> str:
 
     Their masks are drawn with it. Otherwise a server could send all members but one a model that they cannot change,
     and subtract it from the sum (Pasquini et al., "Eluding Secure Aggregation in Federated Learning via Model
-    Inconsistency", CCS 2022). Evaluations are not covered: members that were trained evaluate models of their own.
+    Inconsistency", CCS 2022); or, in two rounds, have one member alone train for longer, and subtract the sums. Only a
+    member's own state, and what the others have sealed for it, are not covered. Evaluations are not, either: members
+    that were trained evaluate models of their own.
 
     Args:
         message: The request.
 
     Returns:
-        A digest of the tensors of ``run``; empty for other kinds.
+        A digest of the stage, the work fraction and the tensors of ``run``; empty for other kinds.
     """
-    return Message(kind="received", tensors=dict(sorted(message.tensors.items()))).name if message.kind == "run" else ""
+    if message.kind != "run":
+        return ""
+    common = {name: message.about[name] for name in ("address", "work_fraction")}
+    return Message(kind="received", about=common, tensors=dict(sorted(message.tensors.items()))).name
 
 
 def evaluation_request(ways: Mapping[str, Evaluation], strategy: Strategy, client: int, **facts: Any) -> Message:

@@ -6,6 +6,7 @@ What is promised against whom is in docs/explanation/what-leaves-a-client.md.
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,11 +30,10 @@ MASKED = "masked"
 CANNOT_OPEN = "the shares of client {} cannot be opened"
 #: Shown before a run starts.
 WARNING = (
-    "secure aggregation: the server learns the weighted sum of each round's responses. Two runs whose "
-    "clients differ, or "
-    "two rounds, still reveal something about the clients by which they differ, by the difference of their sums: set "
-    "a policy with "
-    "GaussianNoise(distributed=true) at the sites if that matters"
+    "secure aggregation: the server learns the weighted sum of each round's responses. Two runs whose clients differ, "
+    "or two rounds, still reveal something about the clients by which they differ, by the difference of their sums, "
+    "which a dishonest server can make one client's response: set a policy with GaussianNoise(distributed=true) at the "
+    "sites if that matters"
 )
 
 
@@ -52,6 +52,23 @@ def check_share(share: float) -> None:
         raise ValueError(
             f"secure_share must be in [{LEAST_SHARE:g}, 1], got {share}: more than this share of a sum's clients must "
             "complete it"
+        )
+
+
+def check_participation(settings: Mapping[str, Any]) -> None:
+    """Refuse a participation whose clients do different amounts of work: the masks of a sum cancel only for the same.
+
+    Args:
+        settings: The settings of :class:`~fl_lightning.round.participation.Participation` by name.
+
+    Raises:
+        ValueError: Some clients are stragglers.
+    """
+    if probability := settings.get("straggler_probability", 0.0):
+        raise ValueError(
+            f"participation.straggler_probability is {probability}, but under secure aggregation all clients of a "
+            "round do the same work, since the difference of two sums would otherwise reveal a client's: leave it at "
+            "0, or run without secure aggregation"
         )
 
 

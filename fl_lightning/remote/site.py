@@ -35,7 +35,7 @@ from fl_lightning.remote.membership import Membership
 from fl_lightning.remote.message import Message, packed
 from fl_lightning.remote.own import own_of, with_own_outputs
 from fl_lightning.remote.policy import Refused, SitePolicy
-from fl_lightning.remote.questions import check_question, check_start, check_terms, rounds_of
+from fl_lightning.remote.questions import check_question, check_start, check_terms, rounds_of, run_of
 from fl_lightning.remote.release import (
     check_hidden,
     check_plan,
@@ -190,13 +190,14 @@ class Site:
 
     def _start(self, message: Message) -> Message:
         """Join a federation."""
-        check_start(message, self.client_data, self.model.task, self.own)
+        check_start(message, self.client_data, self.names, self.model.task, self.own)
         try:
             self._set_up(message)
             check_plan(self.job, self.strategy, self.member, self.model.privacy, self.accountant, self.policy)
         except BaseException:
             self._go_on()  # discard the new one
             raise
+        self.sum.end()
         self._keep("start", message)
         for name in ("response", "scores"):
             self.files.drop(name)
@@ -211,9 +212,9 @@ class Site:
         check_terms(about, self.policy, self.job)
         mine = self.client_data, self.model, self.strategy, self.guard
         self.member = member = Membership(start, *mine, drawing=self.drawing, accelerator=self.accelerator)
+        self.guard.run, self.guard.summed = run_of(about, self.job), member.secure
         if member.secure:
-            self.sum.join(member.label, member.index, about["names"], float(about["secure_share"]))
-        self.guard.run, self.guard.summed = member.label, member.secure
+            self.sum.join(self.guard.run, member.index, about["names"], float(about["secure_share"]))
         self.guard.admit_parameters(member.num_flat)
         self.guard.check_stages(self.strategy, list(member.known))
         member.find_metrics()

@@ -61,7 +61,7 @@ class SumMember:
         """Set the run.
 
         Args:
-            run: Its digest.
+            run: Its digest, the same at all sites.
             client: Index of the site's client.
             names: Names of all clients, by index.
             share: Share of the members that a sum needs.
@@ -97,6 +97,11 @@ class SumMember:
             self._keep()
         name = self.names[self.client] if self.identity is None else self.identity.name
         return {**self.state["public"], "bound": self.state["bound"], "name": name}
+
+    def end(self) -> None:
+        """End the sum in which the site takes part, if there is one: nothing more of it leaves."""
+        self.state = {}
+        self.files.drop(_FILE)
 
     def step(self, kind: str, about: Mapping[str, Any]) -> dict[str, Any]:
         """The response to a message of the sum that does not ask for work."""
@@ -217,8 +222,10 @@ class SumMember:
     def hide(self, numbers_D: Tensor, weight: float) -> Tensor:
         """The numbers times the weight, and the weight, under all masks, int64 (D + 1,).
 
+        The same numbers may leave again, and others never: the ledger says which they are before they leave.
+
         Raises:
-            Refused: A number is too large.
+            Refused: A number is too large, or the masks have hidden other numbers.
         """
         members, label = self.state["members"], self.state["label"]
         label_of_pairs = label + self.state["received"]
@@ -226,6 +233,8 @@ class SumMember:
             total_D = masking.to_whole(numbers_D, weight, len(members))
         except ValueError as error:
             raise Refused(str(error)) from error
+        if not self.ledger.mask(label, self.ledger.name(total_D.tobytes())):
+            raise Refused("the masks of this sum have hidden another response: the next sum has masks of its own")
         total_D = total_D + masking.mask(bytes.fromhex(self.state["seed"]), label, len(total_D))
         for peer in members:
             if peer != self.client:

@@ -147,7 +147,8 @@ class SumServer:
         received = {received_by_all(message) for message in works.values()}
         if len(received) > 1:
             raise FailedSum(
-                "the secure sum failed: the strategy sends its clients different models, so masks do not fit"
+                "the secure sum failed: the strategy sends its clients different models or work fractions, so masks "
+                "do not fit"
             )
         responses, lost = self.ask(works, lambda _, response: Responses.masked(response, length))
         failures |= lost

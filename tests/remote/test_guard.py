@@ -230,7 +230,7 @@ def a_start(site: Any, card: Any) -> Message:
         "names": ["a"],
         "task": card["task"],
         "num_outputs": 3,
-        "layout": {},
+        "layout": site.model.task.layout_for(card["density"]),
         "seed": 0,
         "training_clients": [0],
         "dtype": "float32",

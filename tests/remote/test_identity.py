@@ -122,7 +122,7 @@ def test_members_that_are_no_sites(name, role, days, why, signed, authority) -> 
 
     def change(client, about):
         if client != 3:
-            run, index = sites[0].member.label, sites[0].sum.state["place"]
+            run, index = sites[0].sum.run, sites[0].sum.state["place"]
             about["keys"]["3"] = keys_of(invented, ["keys", run, index, 3], about["keys"]["3"])
         return about
 

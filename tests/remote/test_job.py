@@ -344,6 +344,8 @@ def test_kits_have_certificates_and_leave_what_is_allowed_to_their_owners(tmp_pa
         ({"secure": False}, "secure"),
         ({"secure_share": 0.5}, "secure_share"),
         ({"seed": 1}, "seed"),
+        ({"precision": "bf16-mixed"}, "precision"),
+        ({"precision": "64-true", "dtype": "float64"}, "precision"),
         ({"names": ["a", "b", "c"], "training_clients": [0, 1, 2]}, "names"),
     ],
 )

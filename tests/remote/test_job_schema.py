@@ -134,6 +134,10 @@ def _kinds(annotation: Any) -> list[Any]:
         (a_job(secure=1), "secure must be true or false"),
         (a_job(secure_share=True), "secure_share must be a number"),
         (a_job(secure_share=0.4), r"secure_share must be in \[0.5, 1\]"),
+        (
+            a_job(secure=True, trainer={"participation": spec("Participation", straggler_probability=0.3)}),
+            r"participation\.straggler_probability is 0\.3, but under secure aggregation",
+        ),
     ],
     ids=lambda each: each[:40] if isinstance(each, str) else "",
 )

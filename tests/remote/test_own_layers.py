@@ -108,7 +108,7 @@ def test_own_layers_that_arrive_are_refused(sets, make_trainer, tmp_path) -> Non
         ({"num_features": [5]}, "the federation's inputs are not as wide as this site's"),
         ({"num_features": 5000}, "inputs of width 5000 are asked for, policy.max_parameters is 4000 here"),
         ({"num_features": 3999}, "parameters, policy.max_parameters is 4000 here"),
-        ({"num_outputs": 1}, "the federation has fewer outputs than this site"),
+        ({"num_outputs": 1}, "its num_outputs cannot be this site's"),
     ],
     ids=str,
 )

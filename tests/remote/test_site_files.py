@@ -8,6 +8,7 @@ import sqlite3
 import stat
 
 import pytest
+import torch
 from sites import OPEN, make_sites
 from wrong_messages import raw
 
@@ -84,7 +85,13 @@ def test_what_a_site_must_remember_is_refused_where_it_is_damaged(trained, name:
 def test_every_row_of_the_book_is_sealed(trained) -> None:
     folder, again = trained(secure=True)
     whole = (folder / "sums.sqlite").read_bytes()
-    for table, column in (("sums", "state"), ("sums", "members"), ("work", "work"), ("evaluations", "models")):
+    for table, column in (
+        ("sums", "state"),
+        ("sums", "members"),
+        ("work", "work"),
+        ("evaluations", "models"),
+        ("masked", "summand"),
+    ):
         with contextlib.closing(sqlite3.connect(folder / "sums.sqlite")) as book, book:
             changed = book.execute(f"UPDATE {table} SET {column} = '7' WHERE rowid IN (SELECT max(rowid) FROM {table})")
             assert changed.rowcount == 1
@@ -98,6 +105,7 @@ ENTRIES = {
     "sums": lambda ledger: ledger.enter("run", "new", ["a"], run="r", work=None),
     "work": lambda ledger: ledger.enter("run", "new", ["a"], run="r", work="w"),
     "evaluations": lambda ledger: ledger.count_models("r", 0, "new", 1, 9),
+    "masked": lambda ledger: ledger.mask("new", "s"),
     "counts": lambda ledger: ledger.count_models("r", 0, "new", 1, 9),
 }
 
@@ -138,6 +146,19 @@ def test_an_account_of_an_earlier_version_goes_on(trained) -> None:
     (folder / "sums.sqlite").unlink()
     with pytest.raises(Refused, match=r"sums\.sqlite .* restore it from a copy"):
         again()
+
+
+def test_a_ledger_of_a_version_that_did_not_know_what_was_masked_goes_on(trained) -> None:
+    folder, again = trained(secure=True)
+    with contextlib.closing(sqlite3.connect(folder / "sums.sqlite")) as book, book:
+        book.execute("DROP TABLE masked")
+    with pytest.raises(Refused, match=r"sums\.sqlite .* restore it from a copy"):  # it is still counted
+        again()
+    with contextlib.closing(sqlite3.connect(folder / "sums.sqlite")) as book, book:
+        book.execute("DELETE FROM counts WHERE counted = 'masked'")
+    ledger = again().ledger
+    assert [ledger.mask("label", summand) for summand in ("one", "two", "one")] == [True, False, True]
+    assert not again().ledger.mask("label", "two")
 
 
 def test_an_account_that_was_begun_when_the_process_ended_is_begun_again(tmp_path) -> None:
@@ -247,6 +268,64 @@ def test_a_wrong_start_leaves_the_site_as_it_was(trained, name: str) -> None:
     assert "wrong" in response.about["why"]
     assert site.is_started
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == kept
+
+
+@pytest.mark.parametrize(
+    ("changed", "tensors"),
+    [
+        ({"dtype": "float64"}, {}),
+        ({"dtype": "float16"}, {}),
+        ({"precision": "64-true"}, {}),
+        ({"precision": "bf16-true"}, {}),
+        ({"num_outputs": 2}, {}),
+        ({"layout": {}}, {}),
+        ({"layout": {"sparse_features": True, "more": True}}, {}),
+        ({"layout": {"sparse_features": 1}}, {}),
+        ({}, {"relation": torch.ones(3, 3, dtype=torch.complex64)}),
+        ({}, {"relation": torch.ones(3, 3, dtype=torch.bool)}),
+        ({}, {"relation": torch.ones(3, 3).to(torch.float8_e4m3fn)}),
+        ({}, {"relation": torch.full((3, 3), torch.inf)}),
+        ({}, {"relation": torch.ones(2, 3)}),
+    ],
+)
+def test_a_start_that_no_server_makes_of_the_sites_cards(trained, changed: dict, tensors: dict) -> None:
+    folder, again = trained()
+    site = again()
+    start = Message.read((folder / "start").read_bytes()[:-64])
+    assert (start.about["precision"], start.about["num_outputs"]) == ("32-true", 3)
+    response = Message.read(site.respond(Message(kind="start", about={**start.about, **changed}, tensors=tensors).wire))
+    names = " ".join([*changed, *tensors]) if changed.keys() != {"precision"} else "dtype"
+    assert response.about["why"] == f"the server's message 'start' is wrong: its {names} cannot be this site's"
+    assert site.respond(start.wire)
+
+
+TYPES = ["complex64", "bool", "int64", "float16", "float64", "float8_e4m3fn", "uint16"]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_models_of_another_type_than_the_sites_are_not_trained_from(trained, dtype: str) -> None:
+    _, again = trained()
+    site = again()
+    net = {f"p/{name}": parameter[None] for name, parameter in site.member.known.items()}
+    address = {"phase": "round", "round_idx": 2, "name": "train"}
+    about = {"address": address, "work_fraction": 1.0, "state": site.last.about["state"]}
+    first = next(iter(net))
+    wrong = {**net, first: net[first].to(getattr(torch, dtype))}
+    why = Message.read(site.respond(Message(kind="run", about=about, tensors=wrong).wire)).about["why"]
+    assert f"the server sends '{first}' of shape (1, 6, 8) and type {dtype}, which is not expected" in why
+    assert Message.read(site.respond(Message(kind="run", about=about, tensors=net).wire)).kind == "response"
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_other_numbers_that_arrive_are_real(trained, dtype: str) -> None:
+    _, again = trained()
+    member = again().member
+    tensors = {"s/more": torch.ones(1, 2).to(getattr(torch, dtype))}
+    if dtype in ("complex64", "float8_e4m3fn", "uint16"):
+        with pytest.raises(Refused, match=rf"'s/more' of shape \(1, 2\) and type {dtype}, which is not expected"):
+            member.check_tensors(Message(kind="run", tensors=tensors))
+    else:
+        member.check_tensors(Message(kind="run", tensors=tensors))
 
 
 QUESTIONS = {
