@@ -30,7 +30,7 @@ from fl_lightning.remote.message import Message
 from fl_lightning.remote.policy import Refused
 from fl_lightning.remote.requests import received_by_all
 from fl_lightning.remote.sealed import SealedFiles
-from fl_lightning.remote.secure import CANNOT_OPEN, FEWEST_CLIENTS, WRONG_KEYS, threshold_of
+from fl_lightning.remote.secure import CANNOT_OPEN, FEWEST_CLIENTS, WRONG_KEYS, WRONG_SURVIVORS, threshold_of
 
 #: File with the state of the sum.
 _FILE = "sum.json"
@@ -271,7 +271,7 @@ class SumMember:
                 try:
                     self.identity.verify(self._survivor_facts(), confirmed[client], pem)
                 except Unproven as error:
-                    raise Refused(f"the survivors of {self._name(client)}: {error}") from error
+                    raise Refused(f"{WRONG_SURVIVORS.format(client)} ({self._name(client)}): {error}") from error
             if len(signers) < needed:
                 raise Refused(f"{len(signers)} survivors have signed, {needed} are needed")
         size = 2 * masking.SEED_BYTES  # in hexadecimal digits

@@ -4,8 +4,9 @@ A client that is missing at a step drops out of the sum. If more than ``share`` 
 the sum is over those whose numbers arrived; otherwise it fails. A site that sends something malformed fails.
 
 A site is excluded from this sum, which starts again, and from later ones if its keys cannot be used or are another's,
-or if at least two others refuse them and fewer accept them. It is excluded from later sums if its secret cannot be
-reconstructed although enough others have sent their shares, or if two others cannot open its shares.
+or if at least two others refuse them and fewer accept them. It is excluded from later sums if its signature of who
+survived is refused in this way, if its secret cannot be reconstructed although enough others have sent their shares, or
+if two others cannot open its shares.
 
 Wrong shares from others do no harm if more arrive than are needed. A site that sends wrong numbers within bounds is not
 detected; one that sends random numbers makes the sum impossible, and it fails.
@@ -14,7 +15,7 @@ detected; one that sends random numbers makes the sum impossible, and it fails.
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, islice
 from typing import Any, Protocol, TypeVar
@@ -29,7 +30,7 @@ from fl_lightning.remote.message import Message
 from fl_lightning.remote.openings import Opening, agreed_members, wrong_openings
 from fl_lightning.remote.requests import received_by_all
 from fl_lightning.remote.responses import Responses
-from fl_lightning.remote.secure import CANNOT_OPEN, FEWEST_CLIENTS, MASKED, WRONG_KEYS, threshold_of
+from fl_lightning.remote.secure import CANNOT_OPEN, FEWEST_CLIENTS, MASKED, WRONG_KEYS, WRONG_SURVIVORS, threshold_of
 
 Value = TypeVar("Value")
 #: Number of sites that may send wrong shares of a secret, if that many more arrive than are needed.
@@ -148,7 +149,8 @@ class SumServer:
             {c: Message(kind="sum_shares", about={"keys": {str(k): key for k, key in keys.items()}}) for c in keys}
         )
         failures |= lost
-        self._check_accepted(keys, sent, lost)
+        for client, why in _refused(WRONG_KEYS, keys, sent, lost):
+            raise WrongKeys(f"the secure sum failed: {why}", client)
         sealed = _read(
             sent, failures, lambda client, about: {c: str(about["shares"][str(c)]) for c in keys if c != client}
         )
@@ -182,8 +184,7 @@ class SumServer:
             asked: Sequence[int] = tuple(result)
         else:
             asked = survivors
-        message = Message(kind="sum_reveal", about={"survivors": list(survivors), "confirmed": confirmed})
-        revealed, lost = self.ask(dict.fromkeys(asked, message))
+        revealed, lost = self._reveal(survivors, confirmed, asked)
         dropped = set(sent) - set(survivors)
         opened = _read(revealed, lost, lambda _, about: _shares_of(about, survivors, dropped))
         self._enough(opened, threshold, "sent the shares that open it", lost)
@@ -239,13 +240,17 @@ class SumServer:
         self._enough(members, FEWEST_CLIENTS, "are present", failures)
         return {client: public[client].keys for client in members}
 
-    def _check_accepted(self, keys: Collection[int], sent: Collection[int], lost: Mapping[int, str]) -> None:
-        """Exclude a client whose keys more members refuse than accept; a single one that refuses them may lie."""
-        refused = Counter(c for c in keys for why in lost.values() if f"{why} ".startswith(f"{WRONG_KEYS.format(c)} "))
-        for client, count in refused.items():
-            if count > max(1, len(set(sent) - {client})):
-                why = next(why for why in lost.values() if why.startswith(WRONG_KEYS.format(client)))
-                raise WrongKeys(f"{count} sites refuse {why}", client)
+    def _reveal(
+        self, survivors: Sequence[int], confirmed: Mapping[str, str], asked: Sequence[int]
+    ) -> tuple[dict[int, Message], dict[int, str]]:
+        """The shares that open the sum; without the signatures of clients that are refused, who are excluded later."""
+        about = {"survivors": list(survivors), "confirmed": dict(confirmed)}
+        revealed, lost = self.ask(dict.fromkeys(asked, Message(kind="sum_reveal", about=about)))
+        for client, why in _refused(WRONG_SURVIVORS, map(int, confirmed), revealed, lost):
+            self.barred[client] = f"{why} (secure aggregation)"
+            left = {signer: signature for signer, signature in confirmed.items() if signer != str(client)}
+            return self._reveal(survivors, left, [each for each in asked if each != client])
+        return revealed, lost
 
     def _enough(self, those: Collection[int], needed: int, what: str, failures: Mapping[int, str]) -> None:
         needed = max(needed, FEWEST_CLIENTS)
@@ -314,6 +319,17 @@ def _read(
         except (LookupError, TypeError, ValueError, AttributeError):
             failures[client] = "its response is malformed (secure aggregation)"
     return result
+
+
+def _refused(
+    what: str, clients: Iterable[int], sent: Collection[int], lost: Mapping[int, str]
+) -> Iterator[tuple[int, str]]:
+    """Clients whose keys or signatures more others refuse than accept, and how: a single one that refuses may lie."""
+    for client in clients:
+        others = [why for other, why in lost.items() if other != client]
+        reports = [why for why in others if f"{why} ".startswith(f"{what.format(client)} ")]
+        if len(reports) > max(1, len(set(sent) - {client})):
+            yield client, f"{len(reports)} sites refuse {reports[0]}"
 
 
 def _shares_of(

@@ -179,10 +179,12 @@ def test_survivors_must_be_confirmed_by_their_signatures(confirmed, signed) -> N
 
     def change(client, about):
         signed = about["confirmed"]
-        shifted = dict(zip(signed, [*list(signed.values())[1:], signed["0"]], strict=True))
+        first, *rest = signed.values()
+        shifted = dict(zip(signed, [*rest, first], strict=True))
         return {**about, "confirmed": {} if confirmed == "none" else shifted}
 
-    why = "0 survivors have signed, 3 are needed" if confirmed == "none" else "survivors of ward-0: a signature is not"
+    wrong = r"refuse the survivors of client 0 \(ward-0\): a signature is not valid"
+    why = "0 survivors have signed, 3 are needed" if confirmed == "none" else wrong
     with pytest.warns(UserWarning, match=why):
         trainer, _ = signed(lambda sites: Meddler(sites, "sum_reveal", change))
     assert [row["failed_round"] for row in trainer.run.history] == [1, 1]

@@ -122,6 +122,14 @@ def test_two_sites_with_wrong_keys_are_excluded_one_after_the_other(train) -> No
     assert set(trainer.run.num_failures) == {NAME, "client-03"}
 
 
+@pytest.mark.parametrize("signature", ["", "ab" * 256], ids=["none", "wrong"])
+def test_a_wrong_signature_of_who_survived_fails_no_sum(train, signature) -> None:
+    """All others refused to open every sum of the run, and nobody was excluded."""
+    trainer = train(lambda response, said: with_facts(response, signature=signature), kind="sum_confirm", signed=True)
+    assert "4 sites refuse the survivors of client 1 (ward-1): a signature is not valid" in only(trainer)
+    assert trainer.run.history[0]["val/acc"] == trainer.run.history[0]["val/acc"]  # it is not nan
+
+
 def test_a_single_site_cannot_have_another_excluded_by_its_keys(train) -> None:
     def accuse(response, said):
         why = "the keys of client 3 (client-03): a signature is not valid"
