@@ -15,8 +15,8 @@ from fl_lightning.relations.topology import Topology
 from fl_lightning.remote.channel import Channel, ask_all
 from fl_lightning.remote.message import Message
 from fl_lightning.remote.own import common_own
-from fl_lightning.remote.responses import check_response
-from fl_lightning.remote.schema import WrongMessage, shown
+from fl_lightning.remote.responses import check_response, why_wrong
+from fl_lightning.remote.schema import MOST_OUTPUTS, shown
 from fl_lightning.strategies import Strategy
 from fl_lightning.tasks import task_of
 
@@ -63,6 +63,7 @@ class RemoteData(LightningDataModule):
         relation_graph: Draws or reads the client relation graph; None for none.
         seed: Seed of that draw.
         retries: How often a site that does not respond is asked again.
+        max_outputs: The most outputs that a site's data may have.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class RemoteData(LightningDataModule):
         relation_graph: Topology | None = None,
         seed: int = 0,
         retries: int = 1,
+        max_outputs: int = MOST_OUTPUTS,
     ) -> None:
         super().__init__()
         self.channel = channel
@@ -82,6 +84,7 @@ class RemoteData(LightningDataModule):
         self.relation_graph = relation_graph
         self.seed = seed
         self.retries = retries
+        self.max_outputs = max_outputs
         self._registry: ClientRegistry | None = None
 
     def prepare_data(self) -> None:
@@ -107,10 +110,15 @@ class RemoteData(LightningDataModule):
         for client, response in responses.items():
             try:
                 check_response(question, response)
-            except WrongMessage as error:
-                failures[client] = f"its response is wrong: {error}"
-            if response.kind == "failure" and client not in failures:
+            except Exception as error:  # whatever is wrong with a response is its site's failure
+                failures[client] = why_wrong(error)
+                continue
+            if response.kind == "failure":
                 failures[client] = shown(response.about["why"], 1000)
+            elif (count := response.about["num_outputs"]) > self.max_outputs:
+                failures[client] = (
+                    f"its data have {count} outputs, but policy.max_outputs is {self.max_outputs} at the server"
+                )
         if failures:
             summary = "; ".join(f"{names[client]}: {why}" for client, why in sorted(failures.items()))
             raise ValueError(f"sites that cannot take part: {summary}. Start them, or leave them out of the federation")

@@ -18,7 +18,7 @@ from fl_lightning.remote.digests import digest_of, digests_of, payload_of
 from fl_lightning.remote.message import Message
 from fl_lightning.remote.metrics import NUM_SUMMED, from_summands, of_model, unknown_sums, wrong_summands
 from fl_lightning.remote.requests import evaluation_request, prediction_request, start_facts, work_request
-from fl_lightning.remote.responses import Responses, check_response, outsized
+from fl_lightning.remote.responses import Responses, check_response, outsized, why_wrong
 from fl_lightning.remote.schema import WrongMessage, shown
 from fl_lightning.remote.secure import (
     DEFAULT_SHARE,
@@ -123,9 +123,10 @@ class RemoteExecutor(Executor):
         self.round, self.active = None, set()
         self.digests, self.pinned, self.unneeded = {}, set(), {}
         self.responses = Responses(client.monitor)
+        federation, registry = self.strategy.federation, self.data.registry
+        self.sums.names = registry.names
         if self.secure:
             check_stages(self.strategy)
-        federation, registry = self.strategy.federation, self.data.registry
         self.architectures = tuple({n: p for n, p in net.items()} for net in federation.architectures)
         self.architecture_of = federation.architecture_of
         self.longest = max(sum(parameter.numel() for parameter in net.values()) for net in self.architectures)
@@ -191,7 +192,7 @@ class RemoteExecutor(Executor):
     ) -> tuple[dict[int, Message], dict[int, str]]:
         """The clients' responses, and why others failed.
 
-        A wrong response, which ``read`` may refuse too, is a failure.
+        A wrong response, which ``read`` may refuse too, is a failure, as is one that raises any other error.
         """
         responses, failures = ask_all(self.channel, messages, retries=self.retries, report=report)
         for client, response in responses.items():
@@ -202,8 +203,8 @@ class RemoteExecutor(Executor):
                     raise WrongMessage("it refers to the state of another client")
                 if response.kind != "failure":
                     read(client, response)
-            except WrongMessage as error:
-                failures[client] = f"its response is wrong: {error}"
+            except Exception as error:  # whatever is wrong with a response is its client's failure
+                failures[client] = why_wrong(error)
                 continue
             if client in self.digests and state:
                 self.digests[client] = state
@@ -226,9 +227,8 @@ class RemoteExecutor(Executor):
         """Ask every participating client for its part of the stage."""
         if request.address.phase == "callback":
             raise ValueError(
-                f"a callback asks the clients for {request.stage.name!r}, which sites cannot find in their "
-                f"strategy: leave "
-                "the callback out of a remote federation"
+                f"a callback asks the clients for {request.stage.name!r}, which sites cannot find in their strategy: "
+                "leave the callback out of a remote federation"
             )
         clients = [client for client in self.clients if client in request.work_fraction]
         before = dict(self.digests)

@@ -9,6 +9,7 @@ from fl_lightning.remote.data import RemoteData
 from fl_lightning.remote.digests import digests_of
 from fl_lightning.remote.executor import RemoteExecutor
 from fl_lightning.remote.registry import check_at_sites, check_no_references
+from fl_lightning.remote.schema import MOST_OUTPUTS
 from fl_lightning.remote.secure import DEFAULT_SHARE, check_participation
 from fl_lightning.round.payload import Payload
 from fl_lightning.run import checkpoint
@@ -78,6 +79,7 @@ def federate(
     retries: int = 1,
     secure: bool = False,
     secure_share: float = DEFAULT_SHARE,
+    max_outputs: int = MOST_OUTPUTS,
 ) -> RemoteData:
     """Make the sites of a channel a trainer's clients.
 
@@ -91,6 +93,7 @@ def federate(
         retries: How often a message without a response is sent again.
         secure: Secure aggregation: the server learns only the weighted sum of the clients' responses, and of metrics.
         secure_share: More than this share of the clients that start a sum must complete it, in [0.5, 1].
+        max_outputs: The most outputs that a site's data may have; a site with more is refused.
 
     Returns:
         The data module for ``trainer.fit``.
@@ -113,7 +116,13 @@ def federate(
                 f"trainer.callbacks: {type(callback).__name__} {what}, and these are at their sites: leave it out"
             )
     data = RemoteData(
-        channel, strategy, num_outputs=num_outputs, relation_graph=relation_graph, seed=seed, retries=retries
+        channel,
+        strategy,
+        num_outputs=num_outputs,
+        relation_graph=relation_graph,
+        seed=seed,
+        retries=retries,
+        max_outputs=max_outputs,
     )
     trainer.executor = RemoteExecutor(
         channel, strategy, data, precision=trainer.precision, retries=retries, secure=secure, secure_share=secure_share

@@ -214,6 +214,7 @@ class FederationController(Controller):  # type: ignore[misc]
             seed=job.data_seed,
             secure=job.secure,
             secure_share=job.secure_share,
+            max_outputs=parts.max_outputs,
         )
         metrics = parts.trainer.fit(
             parts.model,

@@ -38,6 +38,7 @@ from fl_lightning.remote.identity import Identity
 from fl_lightning.remote.job_schema import Job
 from fl_lightning.remote.policy import JobPolicy, SitePolicy
 from fl_lightning.remote.registry import Registry
+from fl_lightning.remote.schema import MOST_OUTPUTS
 from fl_lightning.remote.site import Site
 from fl_lightning.round.client import ClientModule
 from fl_lightning.run.folder import whole_file
@@ -78,7 +79,13 @@ class Parts(FederatedCLI):
 
 
 class ServerParts(Parts):
-    """The objects that the server builds from a job: no data."""
+    """The objects that the server builds from a job: no data.
+
+    Attributes:
+        max_outputs: The most outputs that a site's data may have, by the server's own file.
+    """
+
+    max_outputs = MOST_OUTPUTS
 
     def add_data(self, parser: LightningArgumentParser) -> None:
         """Add only the relation graph, which the server draws."""
@@ -177,7 +184,9 @@ def open_server(job: Job, server_file: Path, root: Path, folder: Path) -> Server
     if job.relation_graph is not None:
         settings["relation_graph"] = job.relation_path(registry)
     make_private(root)
-    return _built(ServerParts, settings, folder)
+    parts = _built(ServerParts, settings, folder)
+    parts.max_outputs = policy.max_outputs
+    return parts
 
 
 def memory_of(own_file: Path) -> float | None:

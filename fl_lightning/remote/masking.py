@@ -34,6 +34,10 @@ _SUM_BITS = 62
 SEED_BYTES, KEY_BYTES, _BLOCK = 16, 32, 16
 
 
+class WeakKey(ValueError):
+    """A public key with which no secret can be shared."""
+
+
 def to_whole(numbers_D: Tensor, weight: float, num_clients: int) -> NDArray[np.int64]:
     """The numbers times their weight, and the weight, as integers, (D + 1,).
 
@@ -77,8 +81,24 @@ def pairwise_mask(private: X25519PrivateKey, public: str, label: str, count: int
 
 
 def agreed(private: X25519PrivateKey, public: str) -> bytes:
-    """The secret that two keys share."""
-    return private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(public)))
+    """The secret that two keys share.
+
+    Raises:
+        WeakKey: The public key is none, or is of small order, so that everybody knows the secret.
+    """
+    try:
+        return private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(public)))
+    except ValueError as error:
+        raise WeakKey(f"{public[: 2 * KEY_BYTES]!r} is no public key with which a secret can be shared") from error
+
+
+def check_public(public: str) -> None:
+    """Refuse a public key with which no secret can be shared: that does not depend on the other one's.
+
+    Raises:
+        WeakKey: It is one.
+    """
+    agreed(X25519PrivateKey.generate(), public)
 
 
 def public_of(private: X25519PrivateKey) -> str:

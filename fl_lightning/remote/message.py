@@ -21,6 +21,8 @@ from fl_lightning.round.payload import Payload
 
 #: Bounds of a message: its bytes, those of its header, levels of its JSON, and dimensions of a tensor.
 MOST_BYTES, MOST_HEADER, MOST_LEVELS, MOST_DIMENSIONS = 1 << 31, 1 << 24, 32, 8
+#: Maximum number of digits of an integer in it, as many as 64 bits have: longer ones are no floating-point numbers.
+_MOST_DIGITS = 20
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -103,7 +105,7 @@ def _header(wire: bytes) -> tuple[str, dict[str, Any], list[str]]:
 
 
 def read_json(text: str | bytes) -> dict[str, Any]:
-    """A JSON mapping of bounded depth in which no name occurs twice.
+    """A JSON mapping of bounded depth and bounded integers in which no name occurs twice.
 
     Raises:
         ValueError: It is not one.
@@ -115,7 +117,12 @@ def read_json(text: str | bytes) -> dict[str, Any]:
             raise WrongMessage("a name occurs twice in it")
         return result
 
-    result = json.loads(text, object_pairs_hook=unique)
+    def bounded(digits: str) -> int:
+        if len(digits.lstrip("-")) > _MOST_DIGITS:
+            raise WrongMessage(f"it has an integer of more than {_MOST_DIGITS} digits")
+        return int(digits)
+
+    result = json.loads(text, object_pairs_hook=unique, parse_int=bounded)
     if not isinstance(result, dict):
         raise WrongMessage("it is not a mapping")
     level: list[Any] = [result]

@@ -5,6 +5,7 @@ fails and its response is not used. Sites do not say beforehand how many example
 site sends in a run binds it.
 """
 
+import logging
 import statistics
 from collections.abc import Iterable, Mapping
 
@@ -18,7 +19,11 @@ from fl_lightning.remote.secure import MASKED
 from fl_lightning.round.payload import FLAT, Payload
 from fl_lightning.round.stage import Stage
 
+_log = logging.getLogger(__name__)
+
 SPLITS = ("train", "val", "test")
+#: Types of client outputs; of others torch lacks comparisons or sums, so that one client's would end the round.
+_OUTPUT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.bool)
 #: Beyond this number of example rows, a response must not have many times as many as the others.
 _MANY_ROWS, _TIMES = 10_000, 100
 
@@ -41,6 +46,14 @@ def check_response(question: Message, response: Message) -> None:
     where = {"run": "from", "evaluate": "state", "predict": "state", "load": "state"}.get(question.kind, "")
     if where in facts and response.kind == "response" and facts[where] != question.about["state"]:
         raise WrongMessage("it is from another state than it was asked for")
+
+
+def why_wrong(error: Exception) -> str:
+    """Why a client fails whose response was refused, or could not be read."""
+    if isinstance(error, WrongMessage):
+        return f"its response is wrong: {shown(error, 1000)}"
+    _log.warning("a response cannot be read", exc_info=error)
+    return f"its response is wrong: it cannot be read ({type(error).__name__})"
 
 
 class Responses:
@@ -87,6 +100,9 @@ class Responses:
         for name in extras:
             if response.tensors[name].dim() < 1 or len(response.tensors[name]) != 1:
                 raise WrongMessage(f"{name[2:]} is not from one client")
+            if (dtype := response.tensors[name].dtype) not in _OUTPUT_TYPES:
+                kind, known = (str(each).replace("torch.", "") for each in (dtype, _OUTPUT_TYPES))
+                raise WrongMessage(f"{shown(name[2:])} is {kind}, but client outputs are one of {known}")
         for name in lengths:
             rows = response.tensors[f"s/{name[2:]}"]
             _check_tensor(response.tensors, name, (1,), torch.int64)
@@ -106,11 +122,12 @@ class Responses:
 
     def _check_scores(self, client: int, base: str, tensors: Mapping[str, Tensor]) -> None:
         """Refuse scores of models within a stage that no examples can have."""
-        if f"{base}/count" in tensors:
-            count = tensors[f"{base}/count"]
-            totals = torch.stack([t for n, t in tensors.items() if n != f"{base}/count" and t.shape == count.shape])
-        elif base in tensors and tensors[base].shape[-1] == 2:
-            totals, count = tensors[base].unbind(-1)
+        numbers = {name: tensor.double() for name, tensor in tensors.items()}
+        count = numbers.pop(f"{base}/count", None)
+        if count is None and numbers.keys() == {base} and numbers[base].shape[-1] == 2:
+            totals, count = numbers[base].unbind(-1)
+        elif count is not None and numbers and all(tensor.shape == count.shape for tensor in numbers.values()):
+            totals = torch.stack(list(numbers.values()))
         else:
             raise WrongMessage(f"{base} is not a numerator and denominator")
         is_wrong = (

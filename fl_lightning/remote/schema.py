@@ -5,7 +5,6 @@ its checks, is wrong: a site refuses it, and on the server that client fails.
 """
 
 import dataclasses
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,8 +18,8 @@ Check = Callable[[Any], str]
 MOST_CLIENTS, LONGEST_NAME, LONGEST_REASON, MOST = 1_000_000, 100, 20_000, 10**9
 #: Maximum number of models that are evaluated at once.
 MOST_EVALUATIONS = 64
-#: Maximum number of outputs of a net that a site builds for a server.
-MOST_OUTPUTS = 100_000
+#: Maxima of outputs and of input features of a net that one side of a federation builds for the other.
+MOST_OUTPUTS, MOST_FEATURES = 100_000, 2_000_000
 
 
 class WrongMessage(ValueError):
@@ -41,7 +40,7 @@ def real(least: float, most: float) -> Check:
     """A number between two others."""
 
     def check(fact: Any) -> str:
-        is_real = isinstance(fact, int | float) and not isinstance(fact, bool) and math.isfinite(fact)
+        is_real = isinstance(fact, int | float) and not isinstance(fact, bool)  # of any size, so it is only compared
         return "" if is_real and least <= fact <= most else f"must be a number in [{least:g}, {most:g}]"
 
     return check
@@ -183,7 +182,7 @@ def _task(fact: Any) -> str:
 
 _CLIENT = whole(0, MOST_CLIENTS - 1)
 _WIDTH = whole(1, 10**7)
-_FEATURES = either(_WIDTH, list_of(_WIDTH, 8, 1))
+_FEATURES = either(whole(1, MOST_FEATURES), list_of(whole(1, MOST_FEATURES), 8, 1))
 _OWN = list_of(one_of("features", "outputs"), 2, distinct=True)
 _STATE = hexadecimal()
 _SETTINGS = mapping(text(), anything, 10_000)
@@ -249,7 +248,7 @@ RESPONSES: dict[str, dict[str, Check]] = {
         "name": text(),
         "task": _task,
         "num_features": _FEATURES,
-        "num_outputs": _WIDTH,
+        "num_outputs": whole(1, MOST_OUTPUTS),
         "own": _OWN,
         "class_names": hexadecimal(or_empty=True),
         "has_validation": flag,

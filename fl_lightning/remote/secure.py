@@ -28,6 +28,8 @@ _ROUNDS_LOOKED_AT = 20
 MASKED = "masked"
 #: What a site reports about another one whose shares are not valid.
 CANNOT_OPEN = "the shares of client {} cannot be opened"
+#: What a site's report about another one begins with whose keys, or whose signature of who survived, it refuses.
+WRONG_KEYS, WRONG_SURVIVORS = "the keys of client {}", "the survivors of client {}"
 #: Shown before a run starts.
 WARNING = (
     "secure aggregation: the server learns the weighted sum of each round's responses. Two runs whose clients differ, "

@@ -30,7 +30,7 @@ from fl_lightning.remote.message import Message
 from fl_lightning.remote.policy import Refused
 from fl_lightning.remote.requests import received_by_all
 from fl_lightning.remote.sealed import SealedFiles
-from fl_lightning.remote.secure import CANNOT_OPEN, FEWEST_CLIENTS, threshold_of
+from fl_lightning.remote.secure import CANNOT_OPEN, FEWEST_CLIENTS, WRONG_KEYS, WRONG_SURVIVORS, threshold_of
 
 #: File with the state of the sum.
 _FILE = "sum.json"
@@ -118,7 +118,8 @@ class SumMember:
             keys: Public keys by client.
 
         Raises:
-            Refused: There are too few, they are not distinct, this site's own are wrong, or they are not signed.
+            Refused: There are too few, they are not distinct, this site's own are wrong, or another's are weak or not
+                signed; the client is then named.
         """
         plain = {str(client): dict(keys_of_client) for client, keys_of_client in sorted(keys.items())}
         if "keys" in self.state:
@@ -134,6 +135,7 @@ class SumMember:
             raise Refused("the server has public keys for this site that are not its own")
         if len({key[name] for key in keys.values() for name in ("sealing", "masking")}) < 2 * count:
             raise Refused("a public key occurs twice: the members of a sum must be distinct")
+        self._check_strength(keys)
         names = self._names(keys)
         threshold = threshold_of(count, self.share)
         label = hashlib.sha256(json.dumps([self.run, self.state["place"], plain, names]).encode()).hexdigest()
@@ -278,7 +280,7 @@ class SumMember:
                 try:
                     self.identity.verify(self._survivor_facts(), confirmed[client], pem)
                 except Unproven as error:
-                    raise Refused(f"the survivors of {self._name(client)}: {error}") from error
+                    raise Refused(f"{WRONG_SURVIVORS.format(client)} ({self._name(client)}): {error}") from error
             if len(signers) < needed:
                 raise Refused(f"{len(signers)} survivors have signed, {needed} are needed")
         size = 2 * masking.SEED_BYTES  # in hexadecimal digits
@@ -310,6 +312,15 @@ class SumMember:
             raise Refused(f"this state was already summed over other clients: {_DIFFERENCE}")
         self._keep()
 
+    def _check_strength(self, keys: Mapping[int, Mapping[str, str]]) -> None:
+        """Refuse keys whose secrets everybody would know."""
+        for client, keys_of_client in keys.items():
+            try:
+                for name in ("sealing", "masking"):
+                    masking.check_public(keys_of_client[name])
+            except masking.WeakKey as error:
+                raise Refused(f"{WRONG_KEYS.format(client)} ({self.names[client]}): {error}") from error
+
     def _names(self, keys: Mapping[int, Mapping[str, str]]) -> dict[int, str]:
         """Each member's name: that in its certificate, or that in the run if there are no certificates.
 
@@ -328,9 +339,11 @@ class SumMember:
                         keys_of_client.get("certificate", ""),
                     )
                 except Unproven as error:
-                    raise Refused(f"the keys of {self.names[client]}: {error}") from error
-        if len(set(names.values())) < len(names):
-            raise Refused("one site occurs twice: the members of a sum must be distinct")
+                    raise Refused(f"{WRONG_KEYS.format(client)} ({self.names[client]}): {error}") from error
+        called = list(names.values())
+        if twice := [client for place, client in enumerate(names) if names[client] in called[:place]]:
+            who = f"{WRONG_KEYS.format(twice[0])} ({self.names[twice[0]]})"
+            raise Refused(f"{who}: one site occurs twice, but the members of a sum must be distinct")
         return dict(sorted(names.items()))
 
     def _key_facts(self, client: int, keys_of_client: Mapping[str, str]) -> list[Any]:

@@ -1,30 +1,36 @@
 """The server's part in a secure sum: it forwards what sites have sealed for each other, and opens only the sum.
 
 A client that is missing at a step drops out of the sum. If more than ``share`` of the clients that started complete it,
-the sum is over those whose numbers arrived; otherwise it fails. A site that sends something malformed fails. A site
-whose secret cannot be reconstructed although enough others have sent their shares, or whose shares two others cannot
-open, is excluded from later sums. Wrong shares from others do no harm if more arrive than are needed. A site that
-sends wrong numbers within bounds is not detected; one that sends random numbers makes the sum impossible, and it fails.
+the sum is over those whose numbers arrived; otherwise it fails. A site that sends something malformed fails.
+
+A site is excluded from this sum, which starts again, and from later ones if its keys cannot be used or are another's,
+or if at least two others refuse them and fewer accept them. It is excluded from later sums if its signature of who
+survived is refused in this way, if its secret cannot be reconstructed although enough others have sent their shares, or
+if two others cannot open its shares.
+
+Wrong shares from others do no harm if more arrive than are needed. A site that sends wrong numbers within bounds is not
+detected; one that sends random numbers makes the sum impossible, and it fails.
 """
 
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, islice
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_lightning.remote import masking
 from fl_lightning.remote.message import Message
+from fl_lightning.remote.openings import Opening, agreed_members, wrong_openings
 from fl_lightning.remote.requests import received_by_all
 from fl_lightning.remote.responses import Responses
-from fl_lightning.remote.secure import CANNOT_OPEN, FEWEST_CLIENTS, MASKED, threshold_of
+from fl_lightning.remote.secure import CANNOT_OPEN, FEWEST_CLIENTS, MASKED, WRONG_KEYS, WRONG_SURVIVORS, threshold_of
 
 Value = TypeVar("Value")
 #: Number of sites that may send wrong shares of a secret, if that many more arrive than are needed.
@@ -77,6 +83,10 @@ class FailedSum(ValueError):
         self.blamed = blamed
 
 
+class WrongKeys(FailedSum):
+    """A sum that ends before anybody has worked for it, since a client's keys are refused."""
+
+
 class SumServer:
     """Runs secure sums.
 
@@ -112,17 +122,19 @@ class SumServer:
             inspect: Returns why the sum cannot come from honest clients; if one of them sends random numbers, the sum
                 is random, too.
         """
-        failures: dict[int, str] = {}
-        try:
-            keys, failures = self._keys(purpose, address, states, [c for c in clients if c not in self.barred])
-            failures |= {client: self.barred[client] for client in clients if client in self.barred}
-            return self._sum(keys, failures, work, length, inspect)
-        except FailedSum as error:
-            why = f"{error} (secure aggregation)"
-            if error.blamed is not None:
-                self.barred[error.blamed] = why
-            failures |= {client: self.barred[client] for client in clients if client in self.barred}
-            return Sum(total_D=None, failures={client: failures.get(client, why) for client in clients})
+        while True:  # each time without one client more
+            failures: dict[int, str] = {}
+            try:
+                keys = self._keys(purpose, address, states, clients, failures)
+                return self._sum(keys, failures, work, length, inspect)
+            except FailedSum as error:
+                why = f"{error} (secure aggregation)"
+                if error.blamed is not None:
+                    self.barred[error.blamed] = why
+                if isinstance(error, WrongKeys):
+                    continue
+                failures |= {client: self.barred[client] for client in clients if client in self.barred}
+                return Sum(total_D=None, failures={client: failures.get(client, why) for client in clients})
 
     def _sum(
         self,
@@ -137,6 +149,8 @@ class SumServer:
             {c: Message(kind="sum_shares", about={"keys": {str(k): key for k, key in keys.items()}}) for c in keys}
         )
         failures |= lost
+        for client, why in _refused(WRONG_KEYS, keys, sent, lost):
+            raise WrongKeys(f"the secure sum failed: {why}", client)
         sealed = _read(
             sent, failures, lambda client, about: {c: str(about["shares"][str(c)]) for c in keys if c != client}
         )
@@ -171,8 +185,7 @@ class SumServer:
             asked: Sequence[int] = tuple(result)
         else:
             asked = survivors
-        message = Message(kind="sum_reveal", about={"survivors": list(survivors), "confirmed": confirmed})
-        revealed, lost = self.ask(dict.fromkeys(asked, message))
+        revealed, lost = self._reveal(survivors, confirmed, asked)
         dropped = set(sent) - set(survivors)
         opened = _read(revealed, lost, lambda _, about: _shares_of(about, survivors, dropped))
         self._enough(opened, threshold, "sent the shares that open it", lost)
@@ -198,42 +211,49 @@ class SumServer:
     # ---------------------------------------------------------------- the steps
 
     def _keys(
-        self, purpose: str, address: Sequence[Any], states: Callable[[int], str], clients: Sequence[int]
-    ) -> tuple[dict[int, dict[str, str]], dict[int, str]]:
-        """The members' public keys. A client whose state was summed before is summed with the same clients."""
+        self,
+        purpose: str,
+        address: Sequence[Any],
+        states: Callable[[int], str],
+        clients: Sequence[int],
+        failures: dict[int, str],
+    ) -> dict[int, dict[str, str]]:
+        """The members' public keys; why other clients are no members is added to the failures."""
         nonce = os.urandom(16).hex()  # the same address may be requested again after a restart of the server
-        responses, failures = self.ask(
+        responses, lost = self.ask(
             {
                 client: Message(
                     kind="sum_keys",
                     about={"purpose": purpose, "place": list(address), "state": states(client), "nonce": nonce},
                 )
                 for client in clients
+                if client not in self.barred
             }
         )
-        public = _read(responses, failures, _public_of)
-        who = {client: name for client, (_, name, _) in public.items()}
-        bounds = {client: bound for client, (_, _, bound) in public.items() if bound is not None}
-        fitting = [
-            [client for client in sorted(public) if who[client] in bound and bounds.get(client, bound) == bound]
-            for bound in set(bounds.values())
-            if bound <= set(who.values())
-        ]
-        free = [client for client in sorted(public) if client not in bounds]
-        members = max(fitting, key=lambda those: (len(those), those), default=[])
-        members = members if len(members) >= len(free) else free  # so that one client's claim cannot exclude others
-        for client in public.keys() - set(members):
-            failures[client] = (
-                "its state was already summed over other clients than those that are present (secure "
-                "aggregation): it takes part again once it has trained, or in a run with another seed"
-                if client in bounds
-                else "the others' current states were already summed without it (secure aggregation)"
-            )
-        keys = {client: public[client][0] for client in members}
-        self._enough(keys, FEWEST_CLIENTS, "are present", failures)
-        return keys, failures
+        failures |= lost
+        public = _read(responses, failures, lambda _, about: Opening.read(about))
+        for client, why in wrong_openings(public, self.names).items():
+            self.barred[client] = f"{why} (secure aggregation)"
+        failures |= {client: self.barred[client] for client in clients if client in self.barred}
+        public = {client: each for client, each in sorted(public.items()) if client not in self.barred}
+        members, reasons = agreed_members({client: (each.name, each.bound) for client, each in public.items()})
+        failures |= reasons
+        self._enough(members, FEWEST_CLIENTS, "are present", failures)
+        return {client: public[client].keys for client in members}
 
-    def _enough(self, those: Mapping[int, Any], needed: int, what: str, failures: Mapping[int, str]) -> None:
+    def _reveal(
+        self, survivors: Sequence[int], confirmed: Mapping[str, str], asked: Sequence[int]
+    ) -> tuple[dict[int, Message], dict[int, str]]:
+        """The shares that open the sum; without the signatures of clients that are refused, who are excluded later."""
+        about = {"survivors": list(survivors), "confirmed": dict(confirmed)}
+        revealed, lost = self.ask(dict.fromkeys(asked, Message(kind="sum_reveal", about=about)))
+        for client, why in _refused(WRONG_SURVIVORS, map(int, confirmed), revealed, lost):
+            self.barred[client] = f"{why} (secure aggregation)"
+            left = {signer: signature for signer, signature in confirmed.items() if signer != str(client)}
+            return self._reveal(survivors, left, [each for each in asked if each != client])
+        return revealed, lost
+
+    def _enough(self, those: Collection[int], needed: int, what: str, failures: Mapping[int, str]) -> None:
         needed = max(needed, FEWEST_CLIENTS)
         if len(those) < needed:
             missing = "; ".join(f"{self.names[client]}: {why}" for client, why in sorted(failures.items()))
@@ -302,13 +322,15 @@ def _read(
     return result
 
 
-def _public_of(client: int, about: Mapping[str, Any]) -> tuple[dict[str, str], str, frozenset[str] | None]:
-    """A site's public keys, its name, and the only clients with which it may be summed."""
-    bound = about["bound"]
-    keys = {name: str(about[name]) for name in ("sealing", "masking", "certificate", "signature")}
-    for name in ("sealing", "masking"):
-        X25519PublicKey.from_public_bytes(bytes.fromhex(keys[name]))
-    return keys, str(about["name"]), None if bound is None else frozenset(map(str, bound))
+def _refused(
+    what: str, clients: Iterable[int], sent: Collection[int], lost: Mapping[int, str]
+) -> Iterator[tuple[int, str]]:
+    """Clients whose keys or signatures more others refuse than accept, and how: a single one that refuses may lie."""
+    for client in clients:
+        others = [why for other, why in lost.items() if other != client]
+        reports = [why for why in others if f"{why} ".startswith(f"{what.format(client)} ")]
+        if len(reports) > max(1, len(set(sent) - {client})):
+            yield client, f"{len(reports)} sites refuse {reports[0]}"
 
 
 def _shares_of(

@@ -18,7 +18,9 @@ FLAT = "flat"
 
 def _are_same(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors are the same numbers, of which a client that diverged has some that are none."""
-    return one.shape == other.shape and torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True)
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 @dataclass(frozen=True, kw_only=True)

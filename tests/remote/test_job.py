@@ -123,8 +123,10 @@ def test_a_site_that_updates_under_secure_aggregation_alone_builds_nothing_else(
 def test_the_server_builds_no_data_and_nothing_of_the_submitters_machine(job, tmp_path) -> None:
     graph = {"class": "Ring", "settings": {}}
     asked = dataclasses.replace(job, relation_graph=graph, trainer={**job.trainer, "callbacks": []})
-    server_file = Path(written(tmp_path / "server.yaml", {"accelerator": "cpu", "policy": {"strategies": ["FedAvg"]}}))
+    policy = {"strategies": ["FedAvg"], "max_outputs": 7}
+    server_file = Path(written(tmp_path / "server.yaml", {"accelerator": "cpu", "policy": policy}))
     parts = open_server(asked, server_file, tmp_path / "runs", tmp_path / "work")
+    assert parts.max_outputs == 7
     assert parts.datamodule is None
     assert type(parts.relation_graph).__name__ == "Ring"
     assert parts.trainer.root == tmp_path / "runs" / "wards"

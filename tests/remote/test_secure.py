@@ -280,7 +280,7 @@ def test_three_clients_need_all_three(federation_of) -> None:
         return BadChannel(sites, absent={(0, 2)})
 
     trainer, data, strategy, model, _ = federation_of(lambda: FedPer(num_epochs=1), channel)
-    with pytest.warns(UserWarning, match=r"the secure sum failed: 2 clients .*, 3 are needed .*site-2"):
+    with pytest.warns(UserWarning, match=r"the secure sum failed: 2 clients .*, 3 are needed .*client-02"):
         trainer.fit(model, data, strategy)
     assert [row["failed_round"] for row in trainer.run.history] == [1, 0]
 

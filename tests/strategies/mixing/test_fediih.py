@@ -47,6 +47,21 @@ def test_divergence_of_two_distributions() -> None:
     torch.testing.assert_close(row, torch.tensor([0.96810864, 0.03189136], dtype=torch.float64), rtol=0, atol=1e-8)
 
 
+@pytest.mark.parametrize("latent", [-1000.0, 1000.0, -1e15, 1e15])
+def test_finite_latents_of_any_size_leave_the_mixing_finite(latent) -> None:
+    """The variance of one client was 0 or infinite in floating point, and the run ended: the strategy was blamed."""
+    for temperature in (0.0, 10.0, 1e4):
+        strategy = server(temperature)
+        upload = answer(strategy, [(0.0, 0.0), (0.0, 0.5), (latent, -latent)])
+        strategy.aggregate(strategy.training(0), upload)
+        mixing = strategy.mixing_matrix(upload)["factors.0.*"]
+        expected = torch.tensor([[0.5, 0.5, 0], [0.5, 0.5, 0], [0, 0, 1]]) if temperature else torch.full((3, 3), 1 / 3)
+        torch.testing.assert_close(mixing, expected)
+        assert all(model.isfinite().all() for model in strategy.models.values())
+    apart = divergence(*torch.tensor([[-1000.0], [-1000.0], [-1001.0], [-1000.0]]))
+    assert apart.isfinite().all()
+
+
 def server(temperature: float = 10.0) -> FedIIH:
     """Three training clients and an unseen client, two factors of width one."""
     start = {"factors.0.weight": torch.zeros(1, 1), "factors.0.bias": torch.zeros(1)}
