@@ -157,10 +157,12 @@ class MoleculeSource(GraphSetSource):
         """A column of targets, nan where it is empty."""
         for row, text in enumerate(texts):
             try:
-                float(text.replace("_", "no digits") or "nan")  # Python reads 1_000 as 1000
+                number = float(text.replace("_", "no digits") or "nan")  # Python reads 1_000 as 1000
+                if abs(number) > torch.finfo(torch.float32).max:
+                    raise ValueError("it is too large")
             except ValueError:
                 raise ValueError(
-                    f"{self}: column {name!r} has {text!r} in row {row}, which is no number: correct it, or name the "
+                    f"{self}: column {name!r} has {text!r} in row {row}, which is no finite number: correct it, or name the "
                     "columns of targets by targets"
                 ) from None
         return torch.tensor([float(text or "nan") for text in texts])

@@ -235,7 +235,7 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"smiles": "SMILES"}, "the table has no column 'SMILES'; it has smiles, ID"),
-        ({"targets": ["place"]}, "column 'place' has 'x' in row 0, which is no number"),
+        ({"targets": ["place"]}, "column 'place' has 'x' in row 0, which is no finite number"),
         ({"targets": "a"}, "targets is 'a': give a list of different columns"),
         ({"columns": ["size"]}, "columns has 'size', which graphs have already"),
         ({"targets": ["a"], "columns": ["ID", "place", "weight", "nowhere"]}, "no column 'nowhere'"),
@@ -251,8 +251,10 @@ def test_tables_that_do_not_fit_are_refused(settings: Any, message: str, tmp_pat
 def test_files_that_are_no_tables_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="expected a table with SMILES and targets"):
         MoleculeSource("none.csv").load(tmp_path, tmp_path)
-    with pytest.raises(ValueError, match="has '1_000' in row 0, which is no number"):
+    with pytest.raises(ValueError, match="has '1_000' in row 0, which is no finite number"):
         MoleculeSource(write(tmp_path, "smiles,a\nC,1_000\n")).load(tmp_path, tmp_path)
+    with pytest.raises(ValueError, match="column 'a' has '1e39' in row 1, which is no finite number"):
+        MoleculeSource(write(tmp_path, "smiles,a\nC,1\nCC,1e39\n")).load(tmp_path, tmp_path)
     with pytest.raises(ValueError, match="it has several columns named 'a'"):
         MoleculeSource(write(tmp_path, "smiles,a,a\nC,1,2\n")).load(tmp_path, tmp_path)
     for text, message in (("smiles,a\nC\n", "line 2 has 1 entries for 2 columns"), ("smiles,a\n", "it has no rows")):
