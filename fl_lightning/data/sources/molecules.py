@@ -162,8 +162,8 @@ class MoleculeSource(GraphSetSource):
                     raise ValueError("it is too large")
             except ValueError:
                 raise ValueError(
-                    f"{self}: column {name!r} has {text!r} in row {row}, which is no finite number: correct it, or name the "
-                    "columns of targets by targets"
+                    f"{self}: column {name!r} has {text!r} in row {row}, which is no finite number: correct it, or "
+                    "name the columns of targets by targets"
                 ) from None
         return torch.tensor([float(text or "nan") for text in texts])
 
