@@ -164,20 +164,31 @@ def names_of_classes(data: Data, num_classes: int, name: str = "the graph") -> t
     return tuple(names)
 
 
-def check_num_classes(y_N: Tensor, class_names: tuple[str, ...] | None, name: str = "the graph") -> None:
-    """Refuse labels that are probably not class numbers: more classes than labeled nodes, and no names for them.
+def check_num_classes(
+    y_N: Tensor, class_names: tuple[str, ...] | None, name: str = "the graph", example: str = "node"
+) -> None:
+    """Refuse labels that are probably not class numbers: more classes than labeled examples, and no names for them.
+
+    Args:
+        y_N: The classes, int64 (N,); -1 for none.
+        class_names: What they are called.
+        name: What messages call the data.
+        example: What messages call what has a class.
 
     Raises:
         ValueError: There are.
     """
     num_labeled, num_classes = int((y_N >= 0).sum()), int(y_N.max()) + 1
     if num_classes > num_labeled and class_names is None:
+        of_nodes = example == "node"
+        remedies = (
+            f"{'Set ignore_label on the source' if of_nodes else 'Leave it out'} if that means no label; number the "
+            f"classes 0, 1, ...{', e.g. by `data.y = data.y.unique(return_inverse=True)[1]`' if of_nodes else ''}; or, "
+            f"if there really are that many, name them by a list `{'data' if of_nodes else 'source'}.class_names`."
+        )
         raise ValueError(
-            f"{name}: the label of node {int(y_N.argmax())} is {num_classes - 1}, which makes {num_classes} classes of "
-            f"{num_labeled} labeled nodes. Set ignore_label on the source if that means no label; number the classes "
-            "0, 1, ..., e.g. by `data.y = data.y.unique(return_inverse=True)[1]`; or, if there really are that many, "
-            "name them "
-            "by a list `data.class_names`."
+            f"{name}: the label of {example} {int(y_N.argmax())} is {num_classes - 1}, which makes {num_classes} "
+            f"classes of {num_labeled} labeled {example}s. {remedies}"
         )
 
 

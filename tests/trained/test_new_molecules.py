@@ -96,7 +96,7 @@ def test_what_does_not_fit_is_named(run, tmp_path, make_trainer) -> None:
     with pytest.raises(ValueError, match="the table has no column 'smiles'; it has molecule"):
         run.predict(tmp_path / "bad.csv")
     (tmp_path / "bad.csv").write_text("smiles,solubility\nC,much\n")
-    with pytest.raises(ValueError, match="column 'solubility' has 'much' in row 0, which is no number"):
+    with pytest.raises(ValueError, match="column 'solubility' has 'much' in row 0, which is no finite number"):
         run.predict(tmp_path / "bad.csv")
     other = loaded(make_trainer, task_data.graph_data(batch_size=4, cache_dir=str(tmp_path)))
     with pytest.raises(ValueError, match=r"the new data are texts or a table, but .* has no molecules: give a list"):

@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 from fl_lightning.data.allocation import Allocation, Asked, digest_of
 from fl_lightning.data.graph_sets import LoadedGraphs, PreparedGraphs, prepared_graphs
 from fl_lightning.data.partition.table import PartitionTable
-from fl_lightning.data.preparation import Preparation
+from fl_lightning.data.preparation import Preparation, check_num_classes
 from fl_lightning.data.settings import check_count, check_flag, check_is_file, user_path
 from fl_lightning.data.sources.array_file import reading
 from fl_lightning.data.sources.base import allow_pickled_graphs
@@ -100,10 +100,12 @@ class GraphSetSource(SetSource):
         task, [y_G] = task_and_targets([prepared], [str(self)])
         check_used(asked, given=prepared.loaded.roles is not None, title=str(self))
         summary = prepared.summary(task.target.strata(y_G))
+        class_names = prepared.loaded.class_names or self.class_names
+        if task.target.has_classes:
+            check_num_classes(y_G, class_names, str(self), "graph")
         names, shares, roles = self.shared_out(asked, task, summary, prepared.loaded.columns)
         identity = asked.identity(self.identity(), partitioner=asked.partitioner.identity())
         has_names = prepared.loaded.names is not None
-        class_names = prepared.loaded.class_names or self.class_names
         return Allocation(
             task=task,
             clients=tuple(

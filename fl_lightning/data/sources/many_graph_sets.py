@@ -13,7 +13,7 @@ from fl_lightning.data.columns import joined
 from fl_lightning.data.edge_data import same_edge_data
 from fl_lightning.data.graph_sets import PreparedGraphs
 from fl_lightning.data.partition.table import PartitionTable
-from fl_lightning.data.preparation import Preparation
+from fl_lightning.data.preparation import Preparation, check_num_classes
 from fl_lightning.data.sources.base import Source
 from fl_lightning.data.sources.examples import client_names
 from fl_lightning.data.sources.graph_sets import GraphSetSource, InMemoryGraphSet, content, table_of, task_and_targets
@@ -94,6 +94,18 @@ class ManyGraphSets(Source):
                 f"ManyGraphSets.own_outputs is false, but the clients have {counts} {task.target.name}: leave it out, "
                 "or give all the same"
             )
+        if task.target.has_classes:
+            named = [
+                each.loaded.class_names or source.class_names
+                for each, source in zip(prepared, self.sources, strict=True)
+            ]
+            together = (
+                zip(self.names, targets, named, strict=True)
+                if own_outputs
+                else [("the clients' graphs together", torch.cat(targets), next(filter(None, named), None))]
+            )
+            for name, y_G, class_names in together:
+                check_num_classes(y_G, class_names, name, "graph")
         has_own = own_outputs and task.target.has_classes  # labels and numbers that a client lacks are missing
         given = [each.loaded.roles for each in prepared]
         roles = split_examples(task, targets, asked, given, joined([each.loaded.columns for each in prepared]))

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fl_lightning.data.columns import Column
 from fl_lightning.data.graph_sets import TRAITS, LoadedGraphs
 from fl_lightning.data.settings import check_flag, check_text, is_file
 from fl_lightning.data.sources.array_file import missing_files_message, reading
@@ -94,10 +95,15 @@ class MoleculeSource(GraphSetSource):
         for row in kept:
             graphs[row].y = y[row]
         columns = {"scaffold": molecules.scaffolds, **{name: self._column(table, name) for name in self.columns}}
+        if nobody := [row for row in kept if self.clients_by is not None and not columns[self.clients_by][row]]:
+            raise ValueError(
+                f"{self}: column {self.clients_by!r}, whose values are the clients, is empty in row {nobody[0]}: say "
+                "there whose molecule it is, or leave the row out"
+            )
         names = self._column(table, self.name_column or self.smiles)
         return LoadedGraphs(
             graphs=[graphs[row] for row in kept],
-            columns={name: _typed([texts[row] for row in kept]) for name, texts in columns.items()},
+            columns={name: self._typed(name, [texts[row] for row in kept]) for name, texts in columns.items()},
             names=tuple(names[row] for row in kept),
             kind=self.kind,
             class_names=tuple(targets) if len(targets) > 1 and self.kind != "numbers" else None,
@@ -135,15 +141,29 @@ class MoleculeSource(GraphSetSource):
             raise ValueError(f"{self}: the table has no column {name!r}; it has {', '.join(table)}")
         return table[name]
 
+    def _typed(self, name: str, texts: list[str]) -> Column:
+        """A column as numbers if all of its entries are, but for the one that names the clients."""
+        if name == self.clients_by:
+            return texts
+        try:
+            numbers = [float(text) for text in texts]
+        except ValueError:
+            return texts
+        if all(number.is_integer() and abs(number) < 2**53 for number in numbers):
+            return list(map(int, numbers))  # by which clients can be made
+        return numbers
+
     def _numbers(self, name: str, texts: Sequence[str]) -> Tensor:
         """A column of targets, nan where it is empty."""
         for row, text in enumerate(texts):
             try:
-                float(text.replace("_", "no digits") or "nan")  # Python reads 1_000 as 1000
+                number = float(text.replace("_", "no digits") or "nan")  # Python reads 1_000 as 1000
+                if abs(number) > torch.finfo(torch.float32).max:
+                    raise ValueError("it is too large")
             except ValueError:
                 raise ValueError(
-                    f"{self}: column {name!r} has {text!r} in row {row}, which is no number: correct it, or name the "
-                    "columns of targets by targets"
+                    f"{self}: column {name!r} has {text!r} in row {row}, which is no finite number: correct it, or "
+                    "name the columns of targets by targets"
                 ) from None
         return torch.tensor([float(text or "nan") for text in texts])
 
@@ -254,11 +274,3 @@ def table_in(path: Path, smiles: str) -> dict[str, list[str]]:
         if twice := [name for name in header if header.count(name) > 1]:
             raise ValueError(f"it has several columns named {twice[0]!r}")
     return {name: [row[place].strip() for row in rows] for place, name in enumerate(header)}
-
-
-def _typed(texts: list[str]) -> list[str] | list[float]:
-    """A column as numbers if all of its entries are."""
-    try:
-        return [float(text) for text in texts]
-    except ValueError:
-        return texts

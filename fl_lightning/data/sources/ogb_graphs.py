@@ -15,10 +15,21 @@ from fl_lightning.data.sources.array_file import reading
 from fl_lightning.data.sources.converted import open_dataset
 from fl_lightning.data.sources.graph_sets import GraphSetSource
 from fl_lightning.data.sources.molecules import table_in
-from fl_lightning.data.sources.ogb import download, no_version_check, released_folder, tamed_reader
+from fl_lightning.data.sources.ogb import (
+    check_classes,
+    download,
+    no_version_check,
+    official_split,
+    released_folder,
+    table,
+    tamed_reader,
+)
 from fl_lightning.data.sources.ogb_links import allow_pickled_arrays
 from fl_lightning.data.sources.smiles import Molecules, graphs_of
 from fl_lightning.data.split import GivenSplit, Role, Splitter
+
+#: The sets whose targets are numbers.
+_OF_NUMBERS = ("ogbg-molesol", "ogbg-molfreesolv", "ogbg-mollipo")
 
 
 class OgbGraphSource(GraphSetSource):
@@ -87,23 +98,39 @@ class OgbGraphSource(GraphSetSource):
             from ogb.graphproppred import PygGraphPropPredDataset
         with tamed_reader():
             arguments = {"name": self.name, "root": str(root)}
-            dataset = open_dataset(PygGraphPropPredDataset, arguments, root, cache_dir, download)
-            with reading(folder / "split", "OGB's split of the molecules"), allow_pickled_arrays():
-                split = dataset.get_idx_split()
+            dataset = open_dataset(
+                PygGraphPropPredDataset, arguments, root, cache_dir, download, check_raw=self._check_raw
+            )
+            with allow_pickled_arrays():
+                part_M = official_split(dataset, len(dataset))
         stored, slices = dataset._data, dataset.slices
-        molecules = Molecules(
-            atom=stored.x,
-            bond=stored.edge_attr,
-            edge=stored.edge_index,
-            num_atoms=slices["x"].diff(),
-            num_bonds=slices["edge_index"].diff(),
-        )
-        graphs = molecules.graphs(bonds=self.bonds)
-        for graph, y in zip(graphs, stored.y, strict=True):
-            graph.y = y
+        with reading(folder / "raw", "OGB's molecules"):
+            molecules = Molecules(
+                atom=stored.x,
+                bond=stored.edge_attr,
+                edge=stored.edge_index,
+                num_atoms=slices["x"].diff(),
+                num_bonds=slices["edge_index"].diff(),
+            )
+            molecules.check()
+            graphs = molecules.graphs(bonds=self.bonds)
+            for graph, y in zip(graphs, stored.y, strict=True):
+                graph.y = y
         role_M = torch.zeros(len(graphs), dtype=torch.int8)
-        for role, part in ((Role.TRAIN, "train"), (Role.VAL, "valid"), (Role.TEST, "test")):
-            role_M[torch.as_tensor(split[part])] = role
+        for number, role in enumerate((Role.TRAIN, Role.VAL, Role.TEST)):
+            role_M[part_M == number] = role
         is_number = "classification" not in dataset.task_type
         kind = "numbers" if is_number else "classes" if dataset.num_tasks == 1 else "labels"
         return LoadedGraphs(graphs=graphs, kind=kind, roles=role_M)
+
+    def _check_raw(self, path: Path) -> None:
+        """Refuse labels and counts that do not fit, of which OGB's reader would cut or ignore some."""
+        if path.name != "edge.csv.gz":  # the list of what is checked lacks the others
+            return
+        names = ("graph-label", "num-node-list", "num-edge-list")
+        label, *counts = (table(path.with_name(f"{name}.csv.gz")) for name in names)
+        lengths = [len(label), *map(len, counts)]
+        if len(set(lengths)) > 1:
+            raise ValueError(f"{', '.join(names)} have {lengths} rows, not one for each graph")
+        if self.name not in _OF_NUMBERS:
+            check_classes(path.with_name("graph-label.csv.gz"), label)

@@ -10,6 +10,7 @@ from torch_geometric.data import Data
 
 from fl_lightning.data.graph_sets import LoadedGraphs
 from fl_lightning.data.settings import check_flag, check_text
+from fl_lightning.data.sources.array_file import reading
 from fl_lightning.data.sources.graph_sets import GraphSetSource
 from fl_lightning.data.sources.pyg import checked_arguments, folder_of, open_by_path, title_of
 
@@ -64,8 +65,9 @@ class TUSource(GraphSetSource):
             cache_dir,
             converted_folder="",
         )
-        _complete(dataset.slices)
-        return LoadedGraphs(graphs=graphs_of(dataset, edge_attr=self.use_edge_attr))
+        with reading(Path(dataset.raw_dir), "a set of the TU collection, with a target for each graph"):
+            _complete(dataset)
+            return LoadedGraphs(graphs=graphs_of(dataset, edge_attr=self.use_edge_attr))
 
     def identity(self) -> dict[str, Any]:  # noqa: D102
         names = ("name", "use_node_attr", "use_edge_attr", "cleaned")
@@ -98,14 +100,25 @@ class PyGGraphSet(GraphSetSource):
 
     def load(self, root: Path, cache_dir: Path | None = None) -> LoadedGraphs:  # noqa: D102
         folder = folder_of(self.dataset, self.arguments)
-        return LoadedGraphs(graphs=graphs_of(open_by_path(self.dataset, self.arguments, root, cache_dir, folder)))
+        dataset = open_by_path(self.dataset, self.arguments, root, cache_dir, folder)
+        with reading(Path(dataset.raw_dir), "graphs"):
+            return LoadedGraphs(graphs=graphs_of(dataset))
 
     def identity(self) -> dict[str, Any]:  # noqa: D102
         return {**super().identity(), "dataset": self.dataset, "arguments": self.arguments}
 
 
-def _complete(slices: dict[str, Tensor]) -> None:
-    """Count the last graphs that have no edges, too, which PyG's reader of the TU collection overlooks."""
+def _complete(dataset: Any) -> None:
+    """Count the last graphs that have no edges, too, which PyG's reader of the TU collection overlooks.
+
+    Raises:
+        ValueError: There is not a target for each graph.
+    """
+    slices: dict[str, Tensor] = dataset.slices
+    if "y" not in slices:
+        raise ValueError(f"there is no {dataset.name}_graph_labels.txt")
+    if len(y := dataset._data.y) != int(slices["y"][-1]):
+        raise ValueError(f"there are {len(y)} targets for {int(slices['y'][-1])} graphs")
     for key in {"edge_index", "edge_attr"} & slices.keys():
         ends, missing = slices[key], len(slices["y"]) - len(slices[key])
         slices[key] = torch.cat([ends, ends[-1:].expand(missing)])

@@ -55,6 +55,37 @@ class Molecules:
     num_bonds: Tensor
     scaffolds: Sequence[str] = ()
 
+    def check(self) -> None:
+        """Refuse what are no molecules, such as those of a damaged file.
+
+        Raises:
+            ValueError: A tensor has another type or shape, or a number is out of range; names which.
+        """
+        counts = {"num_atoms": self.num_atoms, "num_bonds": self.num_bonds}
+        tables = {"atom": (self.atom, _dims()[0]), "bond": (self.bond, _dims()[1])}
+        for name, tensor in {**counts, "atom": self.atom, "bond": self.bond, "edge": self.edge}.items():
+            if not isinstance(tensor, Tensor) or tensor.dtype not in (torch.int16, torch.int32, torch.int64):
+                raise ValueError(f"{name} holds {getattr(tensor, 'dtype', type(tensor).__name__)}, no whole numbers")
+            if tensor.dim() != (1 if name in counts else 2):
+                raise ValueError(f"{name} is of shape {tuple(tensor.shape)}")
+        for name, (number, dims) in tables.items():
+            if number.shape[1] != len(dims):
+                raise ValueError(f"{name} has {number.shape[1]} properties of each, not {len(dims)}")
+            if bool((outside := (number < 0) | (number >= torch.tensor(dims))).any()):
+                row, place = outside.nonzero()[0].tolist()
+                raise ValueError(f"property {place} of {name} {row} is {int(number[row, place])}, of {dims[place]}")
+        sizes = [int(count.sum()) if bool((count >= 0).all()) else -1 for count in counts.values()]
+        if sizes != [len(self.atom), len(self.bond)] or self.edge.shape != (2, len(self.bond)):
+            raise ValueError(
+                f"there are {len(self.atom)} atoms, {len(self.bond)} bonds and edges {tuple(self.edge.shape)} where "
+                f"the molecules have {sizes[0]} and {sizes[1]}"
+            )
+        if len(self.num_atoms) != len(self.num_bonds) or len(self.scaffolds) not in (0, len(self.num_atoms)):
+            raise ValueError("the numbers of molecules differ")
+        size_E = self.num_atoms.repeat_interleave(self.num_bonds)
+        if bool((outside := (self.edge < 0) | (self.edge >= size_E)).any()):
+            raise ValueError(f"bond {int(outside.any(dim=0).nonzero()[0])} leads out of its molecule")
+
     def graphs(self, *, bonds: bool) -> list[Data]:
         """A graph of each molecule, of those that cannot be read without nodes.
 
@@ -111,18 +142,21 @@ def molecules_of(smiles: Sequence[str], cache_dir: Path | None = None) -> Molecu
     key = {"smiles": list(smiles), "format": _FORMAT, "versions": {name: version(name) for name in ("ogb", "rdkit")}}
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()
     path = cache_folder(cache_dir) / "molecules" / f"{digest}.pt"
-    if (known := load(path, "The cached file of molecules", _checked)) is not None:
+    if (known := load(path, "The cached file of molecules", lambda state: _checked(state, len(smiles)))) is not None:
         return known
     result = _convert(smiles)
     save(path, {name: getattr(result, name) for name in _FIELDS})
     return result
 
 
-def _checked(state: dict[str, Any]) -> Molecules:
+def _checked(state: dict[str, Any], count: int) -> Molecules:
+    """The molecules in a cached file, if there are as many."""
     result = Molecules(**{name: state[name] for name in _FIELDS})
-    sizes = int(result.num_atoms.sum()), int(result.num_bonds.sum()), len(result.num_atoms)
-    if sizes != (len(result.atom), len(result.bond), len(result.scaffolds)):
-        raise ValueError("its content has changed")
+    result.check()
+    if {len(result.num_atoms), len(result.scaffolds)} != {count}:
+        raise ValueError(f"it holds {len(result.num_atoms)} molecules, not {count}")
+    if not all(isinstance(scaffold, str) for scaffold in result.scaffolds):
+        raise ValueError("a scaffold is no text")
     return result
 
 

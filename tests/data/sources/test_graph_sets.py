@@ -240,6 +240,20 @@ def test_missing_labels_and_numbers_are_gaps(tmp_path: Path) -> None:
         module(GraphSets([one, two], own_outputs=False), tmp_path)
 
 
+def test_more_classes_than_graphs_are_refused(tmp_path: Path) -> None:
+    graphs = [path_of(3 + index, index % 2) for index in range(9)]
+    graphs.append(path_of(4, 255))
+    message = "the label of graph 9 is 255, which makes 256 classes of 10 labeled graphs"
+    for source in (InMemoryGraphSet(graphs), GraphSets([graphs[:3], graphs[3:]])):
+        with pytest.raises(ValueError, match=message):
+            module(source, tmp_path, *([RandomPartitioner(2)] if isinstance(source, InMemoryGraphSet) else []))
+    with pytest.raises(ValueError, match="client-01: the label of graph 6 is 255, which makes 256 classes of 7"):
+        module(GraphSets([graphs[:3], graphs[3:]], own_outputs=True), tmp_path)
+    named = InMemoryGraphSet(graphs)
+    named.class_names = tuple(map(str, range(256)))
+    assert module(named, tmp_path, RandomPartitioner(2)).num_outputs == 256
+
+
 def test_sets_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     numbers = [path_of(3, [index + 0.5, 0.1]) for index in range(10)]
     with pytest.raises(ValueError, match="the targets of client-01 are numbers, those of client-00 classes"):

@@ -365,6 +365,21 @@ def test_ogb_of_unknown_release_asks_nothing(ogb_root: Path):
         OgbSource().load(ogb_root)
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("split/time/test", "4\n-1\n", "test.csv.gz .*test has -1 in row 1"),
+        ("split/time/test", "4\n99\n", "test.csv.gz .*test has 99 in row 1, no whole number from 0 to 5"),
+        ("split/time/test", "4\n3\n", "test.csv.gz .*test has 3, which is in valid as well"),
+        ("raw/node-label", "0\n1\n0.5\n1\n2\n2\n", "node-label.csv.gz has 0.5 in row 2, no class"),
+    ],
+)
+def test_ogb_refuses_damaged_files(ogb_root: Path, tmp_path: Path, file: str, text: str, message: str):
+    (ogb_root / "ogbn_arxiv" / f"{file}.csv.gz").write_bytes(gzip.compress(text.encode()))
+    with pytest.raises(ValueError, match=message):
+        OgbSource().load(ogb_root, tmp_path / "cache")
+
+
 def test_ogb_failed_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def refuse(*_: object) -> None:
         raise URLError("no route to host")

@@ -88,6 +88,60 @@ def test_molecules_are_converted_once(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(list((tmp_path / "molecules").iterdir())) == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "edit"),
+    [
+        ("atom", lambda atom: atom + 500),
+        ("atom", lambda atom: atom - 500),
+        ("atom", lambda atom: atom.float()),
+        ("atom", lambda atom: atom[:, :8]),
+        ("bond", lambda bond: bond + 100),
+        ("edge", lambda edge: edge + 1),
+        ("num_atoms", lambda count: torch.tensor([4, -1, 1])),
+        ("num_atoms", lambda count: [3, 0, 1]),
+        ("num_atoms", lambda count: torch.tensor([4])),
+        ("scaffolds", lambda scaffolds: [1, 2, 3]),
+    ],
+)
+def test_cached_molecules_that_are_none_are_converted_again(name: str, edit: Any, tmp_path: Path) -> None:
+    first = molecules_of(["CCO", "?", "C"], tmp_path)
+    [path] = (tmp_path / "molecules").iterdir()
+    state = torch.load(path, weights_only=True)
+    torch.save({**state, name: edit(state[name])}, path)
+    with pytest.warns(UserWarning, match="The cached file of molecules .* is damaged and is regenerated"):
+        assert torch.equal(molecules_of(["CCO", "?", "C"], tmp_path).atom, first.atom)
+
+
+def test_cached_molecules_of_another_number_are_converted_again(tmp_path: Path) -> None:
+    molecules_of(["CCO", "?", "C"], tmp_path)
+    [path] = (tmp_path / "molecules").iterdir()
+    state = torch.load(path, weights_only=True)
+    state |= {"num_atoms": torch.tensor([3, 1]), "num_bonds": torch.tensor([4, 0]), "scaffolds": ["acyclic"] * 2}
+    torch.save(state, path)
+    with pytest.warns(UserWarning, match="it holds 2 molecules, not 3"):
+        assert molecules_of(["CCO", "?", "C"], tmp_path).num_atoms.tolist() == [3, 0, 1]
+
+
+def test_clients_that_a_table_numbers(tmp_path: Path) -> None:
+    rows = ["smiles,lab,a", "C,7,0.1", "CC,007,0.2", "CCC,7,0.3", "CCCC,12,0.4"]
+    data = module(MoleculeSource(write(tmp_path, "\n".join(rows)), targets=["a"], clients="lab"), tmp_path)
+    assert [(client.name, client.size) for client in data.clients] == [("007", 1), ("12", 1), ("7", 2)]
+    source = MoleculeSource("table.csv", targets=["a"], columns=["lab"])
+    by_number = module(source, tmp_path, GivenPartitioner("lab"))
+    assert [(client.name, client.size) for client in by_number.clients] == [("7", 3), ("12", 1)]
+    source = MoleculeSource(write(tmp_path, "\n".join([*rows, "O,,0.5"])), targets=["a"], clients="lab")
+    with pytest.raises(ValueError, match=r"column 'lab', whose values are the clients, is empty in row 4: say there"):
+        module(source, tmp_path)
+
+
+def test_more_classes_than_molecules_are_refused(tmp_path: Path) -> None:
+    rows = ["smiles,c", "C,0", "CC,1", "CCC,255"]
+    source = MoleculeSource(write(tmp_path, "\n".join(rows)), targets=["c"], kind="classes")
+    message = r"label of graph 2 is 255, which makes 256 classes of 3 labeled graphs. Leave it out if"
+    with pytest.raises(ValueError, match=message):
+        module(source, tmp_path, RandomPartitioner(1))
+
+
 def test_scaffolds_are_rings_and_what_links_them(tmp_path: Path) -> None:
     smiles = ["CCO", "c1ccccc1C", "OC(c1ccccc1)C1CC1", "?", "C[C@H]1CCCCO1"]
     scaffolds = ["acyclic", "c1ccccc1", "c1ccc(CC2CC2)cc1", "", "C1CCOCC1"]
@@ -181,7 +235,7 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"smiles": "SMILES"}, "the table has no column 'SMILES'; it has smiles, ID"),
-        ({"targets": ["place"]}, "column 'place' has 'x' in row 0, which is no number"),
+        ({"targets": ["place"]}, "column 'place' has 'x' in row 0, which is no finite number"),
         ({"targets": "a"}, "targets is 'a': give a list of different columns"),
         ({"columns": ["size"]}, "columns has 'size', which graphs have already"),
         ({"targets": ["a"], "columns": ["ID", "place", "weight", "nowhere"]}, "no column 'nowhere'"),
@@ -197,8 +251,10 @@ def test_tables_that_do_not_fit_are_refused(settings: Any, message: str, tmp_pat
 def test_files_that_are_no_tables_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="expected a table with SMILES and targets"):
         MoleculeSource("none.csv").load(tmp_path, tmp_path)
-    with pytest.raises(ValueError, match="has '1_000' in row 0, which is no number"):
+    with pytest.raises(ValueError, match="has '1_000' in row 0, which is no finite number"):
         MoleculeSource(write(tmp_path, "smiles,a\nC,1_000\n")).load(tmp_path, tmp_path)
+    with pytest.raises(ValueError, match="column 'a' has '1e39' in row 1, which is no finite number"):
+        MoleculeSource(write(tmp_path, "smiles,a\nC,1\nCC,1e39\n")).load(tmp_path, tmp_path)
     with pytest.raises(ValueError, match="it has several columns named 'a'"):
         MoleculeSource(write(tmp_path, "smiles,a,a\nC,1,2\n")).load(tmp_path, tmp_path)
     for text, message in (("smiles,a\nC\n", "line 2 has 1 entries for 2 columns"), ("smiles,a\n", "it has no rows")):

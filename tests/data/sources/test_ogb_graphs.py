@@ -96,8 +96,40 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
             OgbGraphSource(name)  # type: ignore[arg-type]
     folder = write_ogb(tmp_path)
     (folder / "split" / "scaffold" / "valid.csv.gz").write_bytes(b"damaged")
-    with pytest.raises(ValueError, match=r"ogbg_molbace/split cannot be read .* does not hold OGB's split"):
+    with pytest.raises(ValueError, match=r"split/scaffold/valid.csv.gz cannot be read .* does not hold OGB's split"):
         OgbGraphSource("ogbg-molbace").load(tmp_path, tmp_path / "cache")
     (folder / "RELEASE_v1.txt").unlink()
     with pytest.raises(FileNotFoundError, match=r"ogbg-molbace: .*ogbg_molbace has no RELEASE_v1.txt.*FL_DATA_ROOT"):
         OgbGraphSource("ogbg-molbace").load(tmp_path, tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("file", "row", "entry", "message"),
+    [
+        ("split/scaffold/test", 0, "99", "test.csv.gz .*test has 99 in row 0, no whole number from 0 to 5"),
+        ("split/scaffold/test", 0, "-1", "test.csv.gz .*test has -1 in row 0"),
+        ("split/scaffold/test", 1, "1.5", "test.csv.gz .*test has 1.5 in row 1"),
+        ("split/scaffold/test", 0, "nan", "test.csv.gz .*test has nan in row 0"),
+        ("split/scaffold/test", 0, "a", "test.csv.gz cannot be read"),
+        ("split/scaffold/test", 0, "0", "test.csv.gz .*test has 0, which is in train as well"),
+        ("split/scaffold/test", 0, "4", "test.csv.gz .*test has 4 twice"),
+        ("raw/graph-label", 2, "0.5", "graph-label.csv.gz has 0.5 in row 2, no class"),
+        ("raw/graph-label", 5, "1\n1", r"graph-label, num-node-list, num-edge-list have \[7, 6, 6\] rows"),
+        ("raw/num-node-list", 5, "", r"have \[6, 5, 6\] rows"),
+        ("raw/node-feat", 0, "500,0,4,5,3,0,2,0,1", "raw cannot be read .*property 0 of atom 0 is 500, of 119"),
+        ("raw/node-feat", 0, "-1,0,4,5,3,0,2,0,1", "raw cannot be read .*property 0 of atom 0 is -1"),
+        ("raw/node-feat", 0, "5.5,0,4,5,3,0,2,0,1", "raw cannot be read .*atom holds torch.float32"),
+        ("raw/edge-feat", 0, "0,6,0", "raw cannot be read .*property 1 of bond 0 is 6, of 6"),
+        ("raw/edge", 0, "0,99", "raw cannot be read .*bond 0 leads out of its molecule"),
+        ("raw/edge", 18, "", "raw cannot be read .*where the molecules have"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:GivenSplit leaves clients")
+def test_damaged_files_are_named(tmp_path: Path, file: str, row: int, entry: str, message: str) -> None:
+    path = write_ogb(tmp_path) / f"{file}.csv.gz"
+    lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+    lines[row] = entry
+    path.write_bytes(gzip.compress("".join(f"{line}\n" for line in lines if line).encode()))
+    with pytest.raises(ValueError, match=message) as raised:
+        module(OgbGraphSource("ogbg-molbace"), tmp_path, RandomPartitioner(1))
+    assert "\n" not in str(raised.value)
