@@ -50,6 +50,7 @@ class ClientRegistry:
         has_cross_edges: Whether the clients know of the edges between their nodes and those of other clients.
         own_inputs: Whether features mean something else for each client.
         own_outputs: For each client how many of the outputs are its own; empty if outputs mean the same for all.
+        data_digests: Digests of the clients' data, keyed by the folders of their sites; empty if the data are here.
         partition_hash: SHA-256 (hex) of data, partition and split.
         layout: What a collator decides for all clients together (``sparse_features`` of graphs), so that a process
             that has only some of the clients makes the same batches.
@@ -69,6 +70,7 @@ class ClientRegistry:
     has_cross_edges: bool = False
     own_inputs: bool = False
     own_outputs: tuple[int, ...] = ()
+    data_digests: tuple[str, ...] = ()
     partition_hash: str = ""
     layout: Mapping[str, Any] = field(default_factory=dict)
 

@@ -136,6 +136,27 @@ class SequentialExecutor(SequentialClients):
             lengths={name: size for name in stage.per_example},
         )
 
+    def blank_outputs(self, stage: Stage, client: int, payload: Payload | None) -> dict[str, Tensor]:
+        """Zeros of the names, shapes and types of what a client outputs in a stage, (1, ...); nothing is trained.
+
+        They are found with the common initial parameters and client state.
+
+        Args:
+            stage: The stage.
+            client: The client.
+            payload: What the server sent, if the outputs need it.
+        """
+        module, batch = self._new_module().eval(), self._batch(client)
+        parameters = detached(module)
+        first = {name: self.first_client_state(spec, [client])[0] for name, spec in self.state_specs.items()}
+        received = {
+            name: tensor[0] for name, tensor in self.received(payload, [client], self.collator.size(client)).items()
+        }
+        module.context = Context(anchor=parameters, received=received, client_state=first)
+        with torch.no_grad(), self.fabric.autocast():
+            asked = {n: output(module, parameters, batch, module.context) for n, output in stage.client_outputs.items()}
+        return {name: torch.zeros_like(tensor)[None] for name, tensor in spread_outputs(asked).items()}
+
     @staticmethod
     def _stage_optimizer(stage: Stage, module: ClientModule) -> Optimizer | None:
         """The stage's own optimizer, if it has one."""

@@ -154,6 +154,7 @@ class RemoteData(LightningDataModule):
             own_outputs=counts if "outputs" in own else (),
             relation_CC=relation_CC,
             **common_edges({name: card["edges"] for name, card in zip(names, clients, strict=True)}),
+            data_digests=tuple(card["data"] for card in clients),
             partition_hash=hashlib.sha256(identity).hexdigest(),
             layout=task.layout_for(density),
         )

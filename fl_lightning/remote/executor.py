@@ -146,9 +146,7 @@ class RemoteExecutor(Executor):
             "join as a client",
         )
         expected = digest_of(self.architectures)
-        if other := [
-            registry.names[c] for c, response in responses.items() if response.about["parameters"] != expected
-        ]:
+        if other := [registry.names[c] for c, each in responses.items() if each.about["parameters"] != expected]:
             raise ValueError(
                 f"{', '.join(other)} have other initial parameters than the server: use the same version of torch"
             )
@@ -159,6 +157,7 @@ class RemoteExecutor(Executor):
             )
         self.digests = {c: response.about["state"] for c, response in responses.items()}
         self.scored = {c: response.about["scored"] for c, response in responses.items()}
+        self.responses.noisy = {c for c, response in responses.items() if response.about.get("noisy")}
         if self.secure:
             _log.warning(WARNING)
 
@@ -327,10 +326,10 @@ class RemoteExecutor(Executor):
         names = sorted(f"{index}/{name}" for index in range(len(evaluations)) for name in self.metric_names())
         length, place_of_sum = NUM_SUMMED * len(names) + 1, ["evaluate", round_idx]
 
-        def inspect(total_D: Tensor, num_clients: int) -> str:
-            return wrong_summands(total_D[:-1], names, num_clients)
+        def check(total_D: Tensor, count: int) -> str:
+            return wrong_summands(total_D[:-1], names, count, noisy=bool(self.responses.noisy))
 
-        result = self.sums.run("evaluate", place_of_sum, self.digests.__getitem__, clients, message, length, inspect)
+        result = self.sums.run("evaluate", place_of_sum, self.digests.__getitem__, clients, message, length, check)
         sums = {} if result.total_D is None else from_summands(result.total_D[:-1], names)
         results = {}
         for index, kind in enumerate(evaluations):

@@ -37,6 +37,13 @@ class SiteFilter(Counted, ABC):
     def open(self, folder: Path) -> None:
         """Called with the folder of the site's account, one for all runs, before the first response."""
 
+    def pay(self, summed_with: int) -> None:
+        """Called before a stage touches the data: what the next response costs is counted, whatever comes of the stage.
+
+        Raises:
+            CannotFilter: The response could not leave.
+        """
+
     @abstractmethod
     def change(self, numbers_D: Tensor, summed_with: int) -> Tensor:
         """What becomes of all changes of a response, one vector (D,) in float64.
@@ -58,15 +65,8 @@ class SiteFilter(Counted, ABC):
         Raises:
             CannotFilter: Some of it has no place on a line of numbers.
         """
+        self.check(response)
         tensors = response.tensors()
-        if whole := [name for name, tensor in tensors.items() if not tensor.is_floating_point()]:
-            raise CannotFilter(f"{type(self).__name__} is for real numbers, but {', '.join(whole)} are whole")
-        if self.hides_counts and response.lengths:
-            raise CannotFilter(
-                f"{type(self).__name__} hides how many examples there are, but "
-                f"{', '.join(response.lengths)} have a row "
-                "for each"
-            )
         if not tensors:
             return self._counted(response)
         start = {name: known[name].double() if name in known else 0.0 for name in tensors}
@@ -84,6 +84,22 @@ class SiteFilter(Counted, ABC):
                 extras={name: new[name] for name in response.extras},
             )
         )
+
+    def check(self, response: Payload) -> None:
+        """Refuse a response that the filter cannot work on, by its names, types and lengths.
+
+        Raises:
+            CannotFilter: Some of it has no place on a line of numbers, or a row for each example that is to be hidden.
+        """
+        tensors = response.tensors()
+        if whole := [name for name, tensor in tensors.items() if not tensor.is_floating_point()]:
+            raise CannotFilter(f"{type(self).__name__} is for real numbers, but {', '.join(whole)} are whole")
+        if self.hides_counts and response.lengths:
+            raise CannotFilter(
+                f"{type(self).__name__} hides how many examples there are, but "
+                f"{', '.join(response.lengths)} have a row "
+                "for each"
+            )
 
     def _counted(self, response: Payload) -> Payload:
         if not self.hides_counts or response.num_examples is None:
@@ -104,8 +120,10 @@ class GaussianNoise(SiteFilter):
     (Dwork, Kenthapadi, McSherry, Mironov, Naor, EUROCRYPT 2006). ε then holds against the server, and against k clients
     that conspire with it at multiplier z ((t - k) / t)^1/2. Rounding to 2^-24 afterward is small beside the noise.
 
+    A stage that fails is responded to as if nothing had changed, with the same noise, and counted like any other.
+
     What ε does not speak of: metrics of evaluations, which such a site keeps to itself unless its policy says otherwise
-    (``metrics``, ``metric_noise``), which rounds the client misses, and the low bits of floating-point noise (Mironov,
+    (``metrics``, ``metric_noise``), and the low bits of floating-point noise (Mironov,
     CCS 2012).
 
     Args:
@@ -143,13 +161,14 @@ class GaussianNoise(SiteFilter):
         self.max_epsilon = max_epsilon
         self.distributed = distributed
         self.accountant: PrivacyAccountant | None = None
+        self._is_paid = False
 
     def open(self, folder: Path) -> None:
         """Open the account in the site's folder."""
         self.accountant = PrivacyAccountant(folder, delta=self.delta)
 
-    def change(self, numbers_D: Tensor, summed_with: int) -> Tensor:
-        """Count the response in the account, clip it, and add noise.
+    def pay(self, summed_with: int) -> None:
+        """Count the next response in the account.
 
         Raises:
             CannotFilter: The budget is spent, or distributed noise has no other site to be shared with.
@@ -161,6 +180,17 @@ class GaussianNoise(SiteFilter):
             self.accountant.spend(self.noise_multiplier, self.max_epsilon)
         except BudgetSpent as error:
             raise CannotFilter(str(error)) from error
+        self._is_paid = True
+
+    def change(self, numbers_D: Tensor, summed_with: int) -> Tensor:
+        """Clip the response and add noise; if it was not paid for, count it in the account first.
+
+        Raises:
+            CannotFilter: As in :meth:`pay`.
+        """
+        if not self._is_paid:
+            self.pay(summed_with)
+        self._is_paid = False
         clipped_D = numbers_D * (self.clip_norm / numbers_D.norm().clamp(min=1e-300)).clamp(max=1.0)
         deviation = self.noise_multiplier * 2 * self.clip_norm
         if self.distributed:

@@ -55,6 +55,11 @@ def to_whole(numbers_D: Tensor, weight: float, num_clients: int) -> NDArray[np.i
     return scaled_D.to(torch.int64).numpy()
 
 
+def largest(weight: float, num_clients: int) -> float:
+    """A number that :func:`to_whole` accepts, nearly the largest; the other arguments are as there."""
+    return 0.999 * 2.0 ** (_SUM_BITS - FRACTION_BITS) / (weight * num_clients)
+
+
 def from_whole(total_D: NDArray[np.int64]) -> Tensor:
     """Undo the scaling of a sum, float64 (D,)."""
     return torch.from_numpy(total_D.copy()).double() / 2.0**FRACTION_BITS

@@ -1,7 +1,7 @@
 """A site's membership in one federation: a client with its net, its data in batches and an executor of its own."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from fl_lightning.batches.base import Collator
 from fl_lightning.batches.client_data import ClientData
 from fl_lightning.direction import group_of
-from fl_lightning.executors import SequentialExecutor
+from fl_lightning.executors import SequentialExecutor, StageRequest, StageResult
 from fl_lightning.federation import ClientRegistry
 from fl_lightning.remote.digests import settings_of
 from fl_lightning.remote.guard import Guard
@@ -20,9 +20,9 @@ from fl_lightning.remote.policy import Refused
 from fl_lightning.remote.questions import check_tensors
 from fl_lightning.remote.secure import check_share, weighting_of
 from fl_lightning.round.client import ClientModule
-from fl_lightning.round.payload import Payload
+from fl_lightning.round.payload import FLAT, Payload, to_wire
 from fl_lightning.round.privacy import SecretNumbers
-from fl_lightning.round.stage import Evaluation
+from fl_lightning.round.stage import Evaluation, Stage
 from fl_lightning.run import settings
 from fl_lightning.run.assembly import build_nets, describe_federation, executor_for
 from fl_lightning.run.checks import (
@@ -62,6 +62,7 @@ class Membership:
         collator: Batches of the client.
         executor: Runs the client.
         metric_names: Names of the client's metrics, or why it cannot be evaluated.
+        counted: Those of them that have a value, from enough examples.
         work: The request that led to the current state, under secure aggregation; empty otherwise.
 
     Raises:
@@ -131,6 +132,7 @@ class Membership:
         self.known = dict(self.architectures[federation.architecture_of[self.index]])
         self.num_flat = max(sum(p.numel() for p in net.values()) for net in self.architectures)
         self.metric_names: list[str] | str = []
+        self.counted: frozenset[str] = frozenset()
         self.work = ""
 
     def _collator(self, registry: ClientRegistry, device: torch.device, dtype: torch.dtype) -> Collator:
@@ -138,14 +140,16 @@ class Membership:
         members = [self.client_data] * (self.index + 1)
         return registry.task.collator(members, layout=registry.layout, drawing=self.drawing, device=device, dtype=dtype)
 
-    def find_metrics(self) -> None:
-        """Evaluate the client once to find the names of its metrics."""
+    def find_metrics(self, min_examples: int) -> None:
+        """Evaluate the client once to find the names of its metrics, and which have at least ``min_examples``."""
         result = self.executor.probe()
         if self.index in result.failures:
             _log.warning("the client cannot be evaluated: %s", result.failures[self.index])
             self.metric_names = result.failures[self.index].partition(":")[0]
         else:
             self.metric_names = sorted(result.upload.extras)
+            told = _told(result.upload.extras, min_examples)
+            self.counted = frozenset(name for name, pair_12 in told.items() if pair_12[0, 1] > 0)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -180,12 +184,79 @@ class Membership:
                 _log.warning("evaluation %r failed: %s", kind, result.failures[self.index])
                 failures[kind] = result.failures[self.index].partition(":")[0]
                 continue
-            pairs = {name: pair_12.cpu() for name, pair_12 in result.upload.extras.items()}
-            few = {(group_of(name) or (name,))[:2] for name, pair in pairs.items() if 0 < pair[0, 1] < min_examples}
-            for name, pair_12 in pairs.items():
-                hidden = (group_of(name) or (name,))[:2] in few
-                output[f"{index}/{name}"] = torch.zeros(1, 2) if hidden else pair_12
+            told = _told(result.upload.extras, min_examples)
+            output |= {f"{index}/{name}": pair_12 for name, pair_12 in told.items()}
         return output, failures
+
+    def blank(self, stage: Stage, work_fraction: float, received: Payload | None) -> Payload:
+        """What the client would send if a stage changed nothing: what the server knows, and client outputs of zeros.
+
+        Neither what the server sent nor what the client has become has an influence on its shapes.
+
+        Args:
+            stage: The stage.
+            work_fraction: Share of the stage's steps.
+            received: What the server sent.
+
+        Raises:
+            Refused: The client outputs cannot be computed with the initial model, so their shapes are not known.
+        """
+        executor = self.executor.of(self.index)
+        assert isinstance(executor, SequentialExecutor), "a site has no other"
+        known = {} if stage.as_update else self.known_to_server(stage, received)
+        initial = self.initial_on_wire(stage)
+        parameters = {n: known.get(n, initial[n] * 0).to(initial[n]) for n in ([FLAT] if stage.flat else stage.upload)}
+        outputs: dict[str, Tensor] = {}
+        if stage.client_outputs:
+            sent = {} if received is None else received.named()
+            zeros = Payload.from_named((self.index,), {name: torch.zeros_like(tensor) for name, tensor in sent.items()})
+            outputs = self._blank_outputs(executor, stage, zeros)
+        trained = (p.requires_grad and stage.trains(name) for name, p in executor.client.net.named_parameters())
+        steps = executor.num_steps(stage, self.index, work_fraction) if any(trained) else 0
+        return Payload(
+            clients=(self.index,),
+            parameters=parameters,
+            extras={name: parameters.get(name, tensor) for name, tensor in outputs.items()},
+            num_examples=torch.ones(1, dtype=torch.int64),
+            num_steps=torch.tensor([steps]),
+        )
+
+    def _blank_outputs(self, executor: SequentialExecutor, stage: Stage, received: Payload) -> dict[str, Tensor]:
+        for payload in (None, received):  # few outputs need what the server sends
+            try:
+                return executor.blank_outputs(stage, self.index, payload)
+            except Exception as error:  # it runs the strategy's code
+                _log.info("the client outputs of stage %r with the initial model: %r", stage.name, error)
+        raise Refused(
+            f"{', '.join(stage.client_outputs)} cannot be computed with the initial model, so this site, which adds "
+            f"noise, could not respond if stage {stage.name!r} failed"
+        )
+
+    def known_to_server(self, stage: Stage, received: Payload | None) -> dict[str, Tensor]:
+        """The parameters that the server sent for a stage, and else the common initial ones, (1, *shape)."""
+        return self.initial_on_wire(stage) | ({} if received is None else dict(received.parameters))
+
+    def initial_on_wire(self, stage: Stage) -> dict[str, Tensor]:
+        """The common initial parameters as a stage communicates them, (1, *shape)."""
+        initial = {name: tensor[None] for name, tensor in self.known.items()}
+        return to_wire(initial, self.num_flat) if stage.flat else initial
+
+    def run(self, request: StageRequest, state: Message, *, raises: bool) -> StageResult:
+        """Run a stage.
+
+        Args:
+            request: The request.
+            state: The client's state before it, to which it returns if the stage cannot run at all.
+            raises: Whether the error is raised then, instead of being the client's failure.
+        """
+        try:
+            return self.executor.run(request)
+        except Exception as error:
+            if raises:
+                raise
+            _log.exception("stage %s failed", request.stage.name)
+            self.become(state)
+            return StageResult(upload=Payload(clients=()), failures={self.index: type(error).__name__})
 
     def state(self) -> Message:
         """Everything that lives on in the client."""
@@ -211,6 +282,13 @@ class Membership:
         now = tuple(state.about["round"]) if "round" in state.about else None
         self.executor.load_state(Payload.from_named((self.index,), tensors), now)
         self.work = str(state.about.get("after", ""))
+
+
+def _told(scores: Mapping[str, Tensor], min_examples: int) -> dict[str, Tensor]:
+    """The scores (1, 2) by name, zeros where they are of too few examples."""
+    pairs = {name: pair_12.cpu() for name, pair_12 in scores.items()}
+    few = {(group_of(name) or (name,))[:2] for name, pair in pairs.items() if 0 < pair[0, 1] < min_examples}
+    return {n: torch.zeros(1, 2) if (group_of(n) or (n,))[:2] in few else pair for n, pair in pairs.items()}
 
 
 def _registry(start: Message, client_data: ClientData) -> ClientRegistry:

@@ -63,13 +63,33 @@ class NoisyMetrics:
         self.delta = delta
         self.max_epsilon = max_epsilon
         self.accountant: PrivacyAccountant | None = None
+        self._is_paid = False
 
     def open(self, folder: Path) -> None:
         """Open the account in the site's folder; called before the first evaluation."""
         self.accountant = PrivacyAccountant(folder, delta=self.delta)
 
+    def releases(self, name: str) -> bool:
+        """Whether a metric, by its name without the model's prefix, is released."""
+        return any(fnmatch.fnmatch(name, pattern) for pattern in self.names)
+
+    def pay(self) -> None:
+        """Count the next evaluation in the account, before the data are touched.
+
+        Raises:
+            CannotFilter: The budget is spent.
+        """
+        assert self.accountant is not None, "it is opened before it is used"
+        try:
+            self.accountant.spend(self.noise_multiplier, self.max_epsilon)
+        except BudgetSpent as error:
+            raise CannotFilter(str(error)) from error
+        self._is_paid = True
+
     def __call__(self, result: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Noisy values over a denominator of 1, (1, 2); zeros for what is not released.
+
+        A value that is not finite counts as 0. An evaluation that was not paid for is counted first.
 
         Args:
             result: Numerator and denominator of each metric, (1, 2), by the index of its model and its name.
@@ -77,23 +97,16 @@ class NoisyMetrics:
         Raises:
             CannotFilter: The budget is spent.
         """
-        assert self.accountant is not None, "it is opened before it is used"
-        names = [
-            name
-            for name in result
-            if any(fnmatch.fnmatch(name.partition("/")[2], pattern) for pattern in self.names)
-            and result[name][0, 1] > 0
-        ]
+        names = [name for name in result if self.releases(name.partition("/")[2]) and result[name][0, 1] > 0]
         hidden = {name: torch.zeros_like(pair_12) for name, pair_12 in result.items()}
         if not names:
             return hidden
-        try:
-            self.accountant.spend(self.noise_multiplier, self.max_epsilon)
-        except BudgetSpent as error:
-            raise CannotFilter(str(error)) from error
+        if not self._is_paid:
+            self.pay()
+        self._is_paid = False
         value_K = torch.stack([result[name][0, 0].double() / result[name][0, 1].double() for name in names])
         noise_K = self.noise_multiplier * self.bound * math.sqrt(len(names)) * normal_numbers(len(names))
-        noisy_K = value_K.nan_to_num().clamp(0, self.bound) + noise_K
+        noisy_K = value_K.nan_to_num(0.0, 0.0, 0.0).clamp(0, self.bound) + noise_K
         return hidden | {
             name: torch.tensor([[value, 1.0]], dtype=torch.float32)
             for name, value in zip(names, noisy_K.tolist(), strict=True)
@@ -120,18 +133,19 @@ def from_summands(total_D: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
     return dict(zip(sorted(names), total_D.view(-1, NUM_SUMMED), strict=True))
 
 
-def wrong_summands(total_D: Tensor, names: Sequence[str], num_clients: int) -> str:
+def wrong_summands(total_D: Tensor, names: Sequence[str], num_clients: int, *, noisy: bool = False) -> str:
     """What is wrong with a sum of :func:`summands`, in words; empty for nothing.
 
     Args:
         total_D: The sum, float64 (4 K,).
         names: Names of the metrics.
         num_clients: How many clients' metrics were summed.
+        noisy: Whether some client's have noise, which takes shares out of [0, 1].
     """
     for name, (value, count, total, weight) in from_summands(total_D, names).items():
         metric = name.rpartition("/")[2]
         fits = float(count) == round(float(count)) and 0 <= count <= num_clients and 0 <= weight <= num_clients * MOST
-        if fits and is_share(metric):
+        if fits and is_share(metric) and not noisy:
             fits = bool(0 <= value <= ROUNDING * count and 0 <= total <= ROUNDING * weight)
         if not fits:
             return f"{name} is {value:g} of {count:g} clients and {total:g} of {weight:g} examples, which is impossible"

@@ -188,12 +188,25 @@ class SitePolicy(JobPolicy):
         return dataclasses.replace(self, metrics="off") if silent else self
 
     @property
+    def adds_noise(self) -> bool:
+        """Whether a filter adds noise to responses."""
+        return any(each.hides_counts for each in self.filters)
+
+    @property
+    def hides_failures(self) -> bool:
+        """Whether what leaves has noise, so that a failure would tell more than it."""
+        return self.adds_noise or self.metric_noise is not None
+
+    def is_quiet(self, *, summed: bool) -> bool:
+        """Whether all failures are told in the same words; ``summed`` means under secure aggregation."""
+        return summed or self.hides_failures
+
+    @property
     def disclosed_metrics(self) -> MetricsRelease:
         """What evaluations release."""
         if self.metrics is not None:
             return self.metrics
-        adds_noise = any(each.hides_counts for each in self.filters)
-        return "off" if adds_noise and self.metric_noise is None else "plain"
+        return "off" if self.adds_noise and self.metric_noise is None else "plain"
 
     def releases_metrics(self, *, summed: bool) -> bool:
         """Whether evaluations release anything; ``summed`` means under secure aggregation."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fl_lightning.remote.message import Message
 from fl_lightning.remote.metrics import ROUNDING, is_share
-from fl_lightning.remote.schema import FAILURE, MOST, OF_SUMS, RESPONSES, WrongMessage, check_facts, shown
+from fl_lightning.remote.schema import FAILURE, MOST, OPTIONAL, RESPONSES, WrongMessage, check_facts, shown
 from fl_lightning.remote.secure import MASKED
 from fl_lightning.round.payload import FLAT, Payload
 from fl_lightning.round.stage import Stage
@@ -38,7 +38,7 @@ def check_response(question: Message, response: Message) -> None:
     if response.kind == "failure":
         check_facts(facts, FAILURE, optional=("state", "from", "place"))
     elif response.kind == "response":
-        check_facts(facts, RESPONSES[question.kind], optional=OF_SUMS if question.kind in ("run", "evaluate") else ())
+        check_facts(facts, RESPONSES[question.kind], optional=OPTIONAL.get(question.kind, ()))
     else:
         raise WrongMessage(f"it is of the kind {shown(response.kind)!r}, which is not a response")
     if question.kind not in ("run", "evaluate") or response.kind == "failure":
@@ -66,6 +66,7 @@ class Responses:
     def __init__(self, monitor: str = "") -> None:
         self.monitor = monitor
         self.counts: dict[tuple[int, str], float] = {}
+        self.noisy: set[int] = set()  # clients whose sites have said that their metrics have noise
 
     def upload(self, response: Message, client: int, stage: Stage, net: Mapping[str, Tensor], length: int) -> Payload:
         """The payload in the response to a stage.
@@ -171,7 +172,7 @@ class Responses:
             kind = wanted.get(index)
             if kind is None or kind not in result:
                 raise WrongMessage(f"it has {shown(name)!r}, which nobody asked for")
-            _check_score(metric, pair)
+            _check_score(metric, pair, noisy=client in self.noisy)
             if pair[0, 1]:
                 self._bind(client, metric, float(pair[0, 1]))
             result[kind][metric] = pair
@@ -198,7 +199,8 @@ def _check_tensor(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ..
         raise WrongMessage(f"{name.removeprefix('p/')} is {summary} {tuple(result.shape)} instead of {asked} {shape}")
 
 
-def _check_score(name: str, pair: Tensor) -> None:
+def _check_score(name: str, pair: Tensor, *, noisy: bool) -> None:
+    """Refuse a metric that no examples can have; with noise, one that is not a finite number of a count of 1."""
     split, _, metric = name.partition("/")
     if split not in SPLITS or not metric or len(metric) > 100 or not metric.isprintable():
         raise WrongMessage(f"{shown(name)!r} is not a metric")
@@ -207,6 +209,10 @@ def _check_score(name: str, pair: Tensor) -> None:
     total, count = pair[0].tolist()
     if not 0 <= count <= MOST or not abs(total) <= torch.finfo(torch.float32).max:
         raise WrongMessage(f"{name} is {total:g} of {count:g} examples, which is impossible")
+    if noisy:
+        if count not in (0, 1) or (not count and total):
+            raise WrongMessage(f"{name} is {total:g} of {count:g} examples, but its site adds noise to a count of 1")
+        return
     if (is_share(metric) and not 0 <= total <= ROUNDING * count) or (not count and total):
         raise WrongMessage(f"{name} is {total:g} of {count:g} examples, which is impossible")
     if metric == "mse" and total < 0:

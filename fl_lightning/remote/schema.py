@@ -261,6 +261,7 @@ RESPONSES: dict[str, dict[str, Check]] = {
         "parameters": _STATE,
         "metrics": flag,
         "scored": either(text(1000), list_of(text(), 1000, 1, distinct=True)),
+        "noisy": flag,
     },
     "sum_keys": {
         "state": _STATE,
@@ -286,6 +287,8 @@ RESPONSES: dict[str, dict[str, Check]] = {
 }
 #: Fields that exist only under secure aggregation.
 OF_SUMS = ("shares", "place")
+#: Fields of responses that may be missing: those of sums, and whether a site's metrics have noise.
+OPTIONAL = {"start": ("noisy",), "run": OF_SUMS, "evaluate": OF_SUMS}
 #: The response of a site that refuses or fails: why, its state if it has one, and the state that the request named.
 FAILURE: dict[str, Check] = {"why": reason, "state": hexadecimal(or_empty=True), "from": _STATE, "place": _PLACE}
 

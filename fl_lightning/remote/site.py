@@ -10,12 +10,14 @@
 | ``predict`` | writes ``predictions.csv`` into its folder | |
 | ``load``, ``forget`` | restores a state, deletes states | |
 
-If something fails, only the kind of error leaves; its text, which may contain data, is in the site's log.
+If something fails, only the kind of error leaves; its text, which may contain data, is in the site's log. Under secure
+aggregation the kind stays, too, and at a site that adds noise even that something failed (``release.py``).
 """
 
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +39,15 @@ from fl_lightning.remote.own import own_of, with_own_outputs
 from fl_lightning.remote.policy import Refused, SitePolicy
 from fl_lightning.remote.questions import check_question, check_start, check_terms, rounds_of, run_of
 from fl_lightning.remote.release import (
+    blank_response,
     check_hidden,
     check_plan,
+    failed,
     open_accounts,
     pay_for,
     released_scores,
     released_update,
+    told_of,
 )
 from fl_lightning.remote.sealed import SealedFiles
 from fl_lightning.remote.secure import check_stage
@@ -172,7 +177,8 @@ class Site:
             return self._failure(message, str(error)).wire
         except Exception as error:  # a client runs its user's code; the text of its errors may hold data
             _log.exception("%s failed", message.kind)
-            return self._failure(message, type(error).__name__).wire
+            is_quiet = self.policy.is_quiet(summed=message.is_of_sums or bool(message.about.get("secure")))
+            return self._failure(message, failed(message.kind) if is_quiet else type(error).__name__).wire
 
     def _failure(self, message: Message, why: str) -> Message:
         return Message(kind="failure", about={"to": message.name, "why": why, "state": self.current})
@@ -202,10 +208,7 @@ class Site:
         for name in ("response", "scores"):
             self.files.drop(name)
         self.last = self.scored = None
-        tells = self.policy.releases_metrics(summed=self.member.secure)
-        return self._said(
-            message, parameters=digest_of(self.member.architectures), metrics=tells, scored=self.member.metric_names
-        )
+        return self._said(message, parameters=digest_of(self.member.architectures), **told_of(self.member, self.policy))
 
     def _set_up(self, start: Message) -> None:
         about = start.about
@@ -217,7 +220,7 @@ class Site:
             self.sum.join(self.guard.run, member.index, about["names"], float(about["secure_share"]))
         self.guard.admit_parameters(member.num_flat)
         self.guard.check_stages(self.strategy, list(member.known))
-        member.find_metrics()
+        member.find_metrics(self.policy.min_examples)
         self.is_started = True
         self.current = self.states.put(member.state())
 
@@ -294,6 +297,7 @@ class Site:
             work_name = digest_of_facts(stage_address, about["work_fraction"], *packed(payload, member.index).items())
             summed_with = self._enter(message, stage_address, work_name)
         pay_for(stage, about["work_fraction"], member, self.model.privacy, self.accountant, self.policy)
+        blank = blank_response(stage, about["work_fraction"], payload, member, self.guard, summed_with)
         lost = self.last is not None and self.last.about["from"] == about["state"] != self.last.about["state"]
         if self.last is not None and lost and not member.secure:  # a sum may contain it, see _sum_keys
             self.states.drop(self.last.about["state"])  # the server never learned it
@@ -302,19 +306,14 @@ class Site:
         request = StageRequest(
             stage=stage, address=address, work_fraction={member.index: about["work_fraction"]}, payload=payload
         )
-        result = member.executor.run(request)
-        member.work = work_name
+        result = member.run(request, self._state(about["state"]), raises=blank is None)
+        member.work = work_name if blank is None else digest_of_facts(work_name or message.name, about["state"])
         self.current = self.states.put(member.state())
-        if member.index in result.failures:
-            _log.warning("stage %s failed: %s", stage.name, result.failures[member.index])
-            response = self._failure(message, result.failures[member.index].partition(":")[0])
-        else:
-            try:
-                upload = self.guard.leaving(result.upload, stage)
-                leaving = released_update(upload, stage, payload, member, self.policy, self.sum, summed_with)
-                response = self._said(message, packed(leaving, member.index))
-            except Refused as error:
-                response = self._failure(message, str(error))
+        try:
+            leaving = released_update(result, stage, payload, blank, member, self.guard, self.sum, summed_with)
+            response = self._said(message, packed(leaving, member.index))
+        except Refused as error:
+            response = self._failure(message, str(error))
         self.last = dataclasses.replace(
             response,
             about={**response.about, "from": about["state"], **({"place": stage_address} if member.secure else {})},
@@ -345,8 +344,7 @@ class Site:
             self._enter(message, ["evaluate", round_idx], None)
         self._become(about["state"])
         self._forget(message)
-        result, failures = member.scores(allowed, round_idx, self.policy.min_examples)
-        tensors = released_scores(result, len(allowed), member, self.policy, self.sum)
+        tensors, failures = released_scores(allowed, round_idx, member, self.policy, self.sum)
         self.scored = self._said(message, tensors, failures=failures)
         self._keep("scores", self.scored)
         return self.scored
@@ -360,9 +358,14 @@ class Site:
         evaluation = allowed_evaluation(self.strategy, member.index, "", message.about["evaluation"], payload)
         round_idx = message.about["round_idx"]
         self.guard.admit_tuning(evaluation, round_idx, member.steps_per_epoch)
-        output_NK = member.executor.predict(evaluation, [member.index], round_idx)[member.index]
-        predicted = Predicted(task=self.model.task, client_data=self.client_data, names=self.names, output_NK=output_NK)
-        write_predictions(self.folder / "predictions.csv", [predicted], secret=True)
+        of_client = partial(Predicted, task=self.model.task, client_data=self.client_data, names=self.names)
+        try:
+            output_NK = member.executor.predict(evaluation, [member.index], round_idx)[member.index]
+            write_predictions(self.folder / "predictions.csv", [of_client(output_NK=output_NK)], secret=True)
+        except Exception:
+            if not self.policy.hides_failures:
+                raise
+            _log.exception("the predictions failed; the server is not told")
         return self._said(message)
 
     # ---------------------------------------------------------------- states

@@ -1,11 +1,12 @@
 """The checkpoint file: written atomically, read without trusting it, and refused if it belongs to another run."""
 
 import contextlib
+import json
 import os
 import random
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,6 +18,12 @@ from fl_lightning.saved_tensors import load_saved
 
 #: Version of the file's layout; increased with every incompatible change.
 FORMAT_VERSION = 3
+
+
+#: What a run's identity says of the sites that hold its clients' data: name and digest of each, as JSON.
+SITES = "sites"
+#: Number of sites that a message names.
+_MOST_SITES = 5
 
 
 class DamagedCheckpoint(ValueError):
@@ -167,11 +174,35 @@ def _is_sound(path: Path) -> bool | None:
 
 def differing(saved: Mapping[str, str], current: Mapping[str, str]) -> list[str]:
     """The differences between two runs' identities, one line each."""
-    return [
+    sites = differing_sites(saved, current)
+    told = {SITES} | ({"data (partition hash)", "training clients"} if sites else set())
+    return sites + [
         f"{name}: checkpoint {saved.get(name)!r}, this run {current[name]!r}"
         for name in current
-        if saved.get(name) != current[name]
+        if saved.get(name) != current[name] and name not in told
     ]
+
+
+def differing_sites(saved: Mapping[str, str], current: Mapping[str, str]) -> list[str]:
+    """Which sites are not as they were, and what to do; empty if the clients' data are not at sites."""
+    try:
+        then, now = (dict(json.loads(identity[SITES])) for identity in (saved, current))
+    except (KeyError, TypeError, ValueError):  # of an earlier version
+        return []
+    gone, new = [name for name in then if name not in now], [name for name in now if name not in then]
+    other = [name for name in then if name in now and then[name] != now[name]]
+    lines = [f"{_listed(gone)} left since: have it take part again"] if gone else []
+    lines += [f"{_listed(new)} joined since: leave it out"] if new else []
+    lines += [f"{_listed(other)}'s data or folder are others than before: restore them there"] if other else []
+    if [name for name in then if name in now] != [name for name in now if name in then]:
+        lines.append(f"the sites were in another order: name them as {_listed(list(then))}")
+    return lines
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(str, names[:_MOST_SITES])) + (
+        f" and {len(names) - _MOST_SITES} more" * (len(names) > _MOST_SITES)
+    )
 
 
 def check_identity(path: Path, saved: Mapping[str, str], current: Mapping[str, str]) -> None:

@@ -53,8 +53,10 @@ def choose_checkpoint(run: Run, root: Path, name: str) -> Path:
     others, alike = list[str](), list[tuple[Path, list[str]]]()
     for path in checkpoints_of(root, name):
         content = _peek(path)
-        if differing := checkpoint.differing(content["identity"], state.identity(run)):
-            known = settings.config_differences(content["config"], run.config) or differing
+        saved, current = content["identity"], state.identity(run)
+        if differing := checkpoint.differing(saved, current):
+            sites = checkpoint.differing_sites(saved, current)
+            known = sites or settings.config_differences(content["config"], run.config) or differing
             others.append(f"{path.parent.parent.name} ({_summary(known)})")
             continue
         alike.append((path, state.setting_differences(run, content)))

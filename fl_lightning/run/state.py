@@ -4,6 +4,7 @@ import contextlib
 import functools
 import hashlib
 import importlib.metadata
+import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -172,7 +173,9 @@ def _compared(run: Run, state: Mapping[str, Any]) -> tuple[Mapping[str, Any], Ma
 def identity(run: Run) -> dict[str, str]:
     """What a checkpoint must share with the run that loads it."""
     shapes = "; ".join(", ".join(f"{name} {tuple(p.shape)}" for name, p in net.items()) for net in run.architectures)
-    return {
+    digests = run.registry.data_digests
+    sites = {checkpoint.SITES: json.dumps(list(zip(run.registry.names, digests, strict=True)))} if digests else {}
+    return sites | {
         "data (partition hash)": run.registry.partition_hash,
         "strategy": type(run.strategy).__name__,
         "model": shapes,
