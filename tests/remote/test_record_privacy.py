@@ -211,7 +211,7 @@ def test_noise_on_updates_counts_for_the_examples_too(make_trainer, tmp_path) ->
     for site in sites:
         noise = GaussianNoise(clip_norm=1.0, noise_multiplier=4.0)
         noise.open(tmp_path / "account" / site.client_data.name)
-        site.policy = dataclasses.replace(site.policy, filters=[noise])
+        site.policy = site.guard.policy = dataclasses.replace(site.policy, filters=[noise])
     federation(make_trainer, LoopbackChannel(sites))
 
     kept = account(tmp_path, 0)
