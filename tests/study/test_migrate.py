@@ -68,7 +68,7 @@ def before(tmp_path: Path) -> Study:
         with HerePool() as pool:
             Runner(each, store, say=lambda line: None).run(pool)
         write_csv(tidy(Progress(each, store)), each.results / "results.csv")
-    kept = study.results / "files" / "Old_own" / "plain" / "0"
+    kept = Store(study.results).files({"method": "Old, own", "case": "plain", "seed": 0})
     kept.mkdir(parents=True)
     (kept / "picture.png").write_text("a picture")
     return study
