@@ -119,7 +119,11 @@ def test_an_archive_does_not_write_outside_its_folder(web: Path, root: Path, nam
     assert not [*tmp_path.rglob("*escaped*")]
 
 
-@pytest.mark.parametrize("content", [archive(tu_files(), cut=-30), archive(tu_files(), cut=60), b""])
+@pytest.mark.parametrize(
+    "content",
+    [archive(tu_files(), cut=-30), archive(tu_files(), cut=60), b""],
+    ids=["without its end", "its beginning alone", "empty"],
+)
 def test_a_damaged_archive_is_a_failed_download(web: Path, root: Path, content: bytes) -> None:
     (web / "TWO.zip").write_bytes(content)
     with pytest.raises(ValueError, match=r"TWO cannot be read \(BadZipFile.*The download failed: try again, or place"):
