@@ -86,9 +86,7 @@ def check_start(message: Message, client_data: ClientData, names: UserNames, tas
 
 def rounds_of(job: Job) -> tuple[int, int]:
     """A job's rounds, and the rounds from one evaluation to the next; the trainer's own if it does not say."""
-    trainer = inspect.signature(FederatedTrainer).parameters
-    num_rounds, every = (job.trainer.get(name, trainer[name].default) for name in ("num_rounds", "evaluate_every"))
-    return num_rounds, every
+    return _of_trainer(job, "num_rounds"), _of_trainer(job, "evaluate_every")
 
 
 def run_of(about: Mapping[str, Any], job: Job | None) -> str:
@@ -112,8 +110,11 @@ def run_of(about: Mapping[str, Any], job: Job | None) -> str:
 
 def precision_of(job: Job) -> str:
     """A job's precision; the trainer's own if it does not say."""
-    default = inspect.signature(FederatedTrainer).parameters["precision"].default
-    return str(job.trainer.get("precision", default))
+    return str(_of_trainer(job, "precision"))
+
+
+def _of_trainer(job: Job, name: str) -> Any:
+    return job.trainer.get(name, inspect.signature(FederatedTrainer).parameters[name].default)
 
 
 def check_terms(about: Mapping[str, Any], policy: SitePolicy, job: Job | None) -> None:

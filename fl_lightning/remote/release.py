@@ -232,11 +232,11 @@ def _hidden(numbers_D: Tensor, weight: float, sums: SumMember, kind: str, *, cla
         most = masking.largest(weight, count)
         numbers_D = numbers_D.clamp(-most, most)
     try:
-        masking.to_whole(numbers_D, weight, count)
+        total_D = masking.to_whole(numbers_D, weight, count)
     except ValueError as error:
         _log.warning("%s", error)
         raise Refused(failed(kind)) from error
-    return sums.hide(numbers_D, weight)
+    return sums.hide(total_D)
 
 
 def released_scores(

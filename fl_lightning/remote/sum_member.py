@@ -20,7 +20,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from numpy.typing import NDArray
 from torch import Tensor, from_numpy
 
 from fl_lightning.remote import masking
@@ -221,20 +223,16 @@ class SumMember:
         self._keep()
         return least
 
-    def hide(self, numbers_D: Tensor, weight: float) -> Tensor:
-        """The numbers times the weight, and the weight, under all masks, int64 (D + 1,).
+    def hide(self, total_D: NDArray[np.int64]) -> Tensor:
+        """The numbers of :func:`masking.to_whole` under all masks, int64 (D + 1,).
 
         The same numbers may leave again, and others never: the ledger says which they are before they leave.
 
         Raises:
-            Refused: A number is too large, or the masks have hidden other numbers.
+            Refused: The masks have hidden other numbers.
         """
         members, label = self.state["members"], self.state["label"]
         label_of_pairs = label + self.state["received"]
-        try:
-            total_D = masking.to_whole(numbers_D, weight, len(members))
-        except ValueError as error:
-            raise Refused(str(error)) from error
         if not self.ledger.mask(label, self.ledger.name(total_D.tobytes())):
             raise Refused("the masks of this sum have hidden another response: the next sum has masks of its own")
         total_D = total_D + masking.mask(bytes.fromhex(self.state["seed"]), label, len(total_D))

@@ -279,7 +279,7 @@ def test_the_same_numbers_may_be_masked_again(attacked) -> None:
     member.state["label"] = "ab" * 32
 
     def masked(numbers_D: Tensor) -> Tensor:
-        return member.hide(numbers_D, 2.0)
+        return member.hide(masking.to_whole(numbers_D, 2.0, len(member.state["members"])))
 
     first = masked(torch.zeros(count, dtype=torch.float64))
     assert torch.equal(masked(torch.zeros(count, dtype=torch.float64)), first)

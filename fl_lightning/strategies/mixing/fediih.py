@@ -151,19 +151,20 @@ def divergence(mean: Tensor, log_variance: Tensor, other_mean: Tensor, other_log
     """
     middle = (mean + other_mean) / 2
     variance = (log_variance.exp() + other_log_variance.exp()) / 2
-    log_variance_of_middle = torch.logaddexp(log_variance, other_log_variance) - math.log(2)
 
     def to_middle(m: Tensor, s: Tensor) -> Tensor:
         return ((variance.log() - s + (s.exp() + (m - middle).square()) / variance - 1) / 2).sum(dim=-1)
+
+    result = (to_middle(mean, log_variance) + to_middle(other_mean, other_log_variance)) / 2
+    if bool(result.isfinite().all()):
+        return result
+    log_variance_of_middle = torch.logaddexp(log_variance, other_log_variance) - math.log(2)
 
     def to_middle_by_logarithms(m: Tensor, s: Tensor) -> Tensor:
         broader = log_variance_of_middle - s
         apart = (2 * (m - middle).abs().log() - log_variance_of_middle).exp()  # 0 where they are the same
         return ((broader + (-broader).exp() + apart - 1) / 2).sum(dim=-1)
 
-    result = (to_middle(mean, log_variance) + to_middle(other_mean, other_log_variance)) / 2
-    if bool(result.isfinite().all()):
-        return result
     stable = (to_middle_by_logarithms(mean, log_variance) + to_middle_by_logarithms(other_mean, other_log_variance)) / 2
     return torch.where(result.isfinite(), result, stable.clamp(max=1e30))
 
