@@ -7,6 +7,7 @@ the main process and in the process of each job, before anything of a job is rea
   and when the server says so: a job named ``startup`` or ``local`` would take the keys or the policy with it;
 - configurations are JSON. NVFlare also reads HOCON, which includes files, URLs and modules of Python, and YAML;
 - an app consists of the files that :meth:`fl_lightning.remote.submit.Submission.write_job` writes, and its signatures;
+- a job unpacks to a bounded size, which is checked before anything of it is unpacked;
 - a site executes no shell commands for the server: NVFlare's ``cat`` prints any file of the machine.
 
 This module is not in ``remote``, and imports nothing of it: the main processes train nothing and need no torch.
@@ -27,11 +28,13 @@ from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.workspace import Workspace
+from nvflare.fuel.utils import zip_utils
 from nvflare.fuel.utils.config import Config, ConfigFormat, ConfigLoader
 from nvflare.fuel.utils.config_factory import ConfigFactory
 from nvflare.private.admin_defs import Message, error_reply
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 from nvflare.private.fed.client.shell_cmd import ShellCommandProcessor
+from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 from nvflare.private.fed.utils.app_deployer import AppDeployer
 
 #: What the description of a job may say; the server itself adds its study.
@@ -44,8 +47,12 @@ APP_FILES = frozenset(
         *(f"config/{name}" for name in ("config_fed_server.json", "config_fed_client.json", "job.json", *_SIGNATURES)),
     }
 )
+#: Bytes to which a job may unpack: its largest file, job.json, has at most 1 MiB.
+MOST_UNPACKED = 1 << 24
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _run_dir_of_any = Workspace.get_run_dir
+_check_entries_of_any = zip_utils._validate_zip_entries
+_meta_of_any = JobMetaValidator._validate_zf
 
 
 def check_job_id(job_id: Any) -> None:
@@ -85,6 +92,22 @@ def check_files(names: Iterable[str]) -> None:
     """
     if other := sorted(set(names) - APP_FILES - {"config/"}):
         raise ValueError(f"the job's app has {other[0]!r:.80}, which no job has here: submit jobs with fl-train submit")
+
+
+def check_size(content: ZipFile) -> None:
+    """Refuse a job that unpacks to more than jobs have: a few megabytes may unpack to what fills a disk.
+
+    Args:
+        content: Its archive, of which no more is unpacked than its directory declares.
+
+    Raises:
+        ValueError: It does.
+    """
+    size = sum(each.file_size for each in content.infolist())
+    if size > MOST_UNPACKED:
+        raise ValueError(
+            f"the job unpacks to {size:,} bytes, of at most {MOST_UNPACKED:,}: submit jobs with fl-train submit"
+        )
 
 
 class JobGuard(FLComponent):  # type: ignore[misc]
@@ -171,12 +194,27 @@ def _run_dir(workspace: Workspace, job_id: str) -> str:
     return result
 
 
+def _check_entries(content: ZipFile, folder: str) -> None:
+    """What is checked before an archive is unpacked, in place of what NVFlare checks."""
+    check_size(content)
+    _check_entries_of_any(content, folder)
+
+
+def _meta(validator: JobMetaValidator, job_name: str, content: ZipFile) -> dict[str, Any]:
+    """The description in a submitted archive, in place of :meth:`JobMetaValidator._validate_zf`."""
+    check_size(content)
+    result: dict[str, Any] = _meta_of_any(validator, job_name, content)
+    return result
+
+
 def close() -> None:
-    """Have NVFlare in this process read JSON alone, find folders of UUIDs alone, and execute no shell commands."""
+    """Close NVFlare in this process: JSON alone, folders of UUIDs alone, bounded archives, no shell commands."""
     for each in ConfigFormat:
         if each is not ConfigFormat.JSON:
             ConfigFactory._fmt2Loader[each] = _JsonAlone(each)
     Workspace.get_run_dir = _run_dir
+    zip_utils._validate_zip_entries = _check_entries
+    JobMetaValidator._validate_zf = _meta
     processors = ClientRequestProcessors.request_processors
     processors[:] = [_NoShell() if isinstance(each, ShellCommandProcessor) else each for each in processors]
 

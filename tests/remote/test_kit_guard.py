@@ -191,6 +191,33 @@ for ending in ("conf", "yml", "yaml"):
 
 
 @pytest.mark.full
+def test_a_job_that_would_fill_the_disk_is_not_unpacked(tmp_path) -> None:
+    (tmp_path / "unpacked").mkdir()
+    code = f"""
+import io, os, zipfile
+from nvflare.private.fed.client import training_cmds
+from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
+from nvflare.private.fed.utils import app_deployer
+def zipped(name, size):
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as job, job.open(name, "w") as file:
+        for _ in range(size):
+            file.write(bytes(1 << 20))
+    return content.getvalue()
+for module in (training_cmds, app_deployer):
+    for size in (15, 17):
+        try:
+            module.unzip_all_from_bytes(zipped("config/job.json", size), {str(tmp_path / "unpacked")!r})
+            print(os.stat({str(tmp_path / "unpacked" / "config" / "job.json")!r}).st_size >> 20)
+        except ValueError as error:
+            print(error)
+print(JobMetaValidator().validate("wards", zipped("wards/meta.json", 17))[1])
+"""
+    bomb = "the job unpacks to 17,825,792 bytes, of at most 16,777,216: submit jobs with fl-train submit"
+    assert in_closed_process(code, tmp_path) == ["15", bomb, "15", bomb, bomb]
+
+
+@pytest.mark.full
 def test_a_site_executes_no_commands_of_the_server(tmp_path) -> None:
     code = """
 from nvflare.private.admin_defs import Message
