@@ -156,13 +156,19 @@ def seal(private: X25519PrivateKey, public: str, about: Sequence[object], conten
 def unseal(private: X25519PrivateKey, public: str, about: Sequence[object], sealed: bytes) -> bytes:
     """Undo :func:`seal`.
 
+    Returns:
+        A share of a seed and one of a private key, which are as long as these.
+
     Raises:
-        ValueError: It was encrypted by somebody else, for somebody else, or changed in transit.
+        ValueError: It was encrypted by somebody else, for somebody else, or changed in transit; or it is no such pair.
     """
     try:
-        return AESGCM(_derived(agreed(private, public), ["shares", *about])).decrypt(bytes(12), sealed, None)
+        content = AESGCM(_derived(agreed(private, public), ["shares", *about])).decrypt(bytes(12), sealed, None)
     except InvalidTag as error:
         raise ValueError("an encrypted share was changed in transit") from error
+    if len(content) != SEED_BYTES + KEY_BYTES:
+        raise ValueError(f"{len(content)} bytes were encrypted, but a pair of shares has {SEED_BYTES + KEY_BYTES}")
+    return content
 
 
 def _derived(secret: bytes, about: Sequence[object]) -> bytes:

@@ -8,6 +8,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pytest
 from doc_blocks import blocks, command_lines
+from scripts import script
 
 import fl_lightning
 from fl_lightning.arguments import TRAINER_VERBS, VERBS, predicts_new_data
@@ -191,6 +192,13 @@ def test_a_section_of_a_study_without_a_report_says_so(tmp_path: Path, monkeypat
         tmp_path / "new" / "test-metrics.md"
     ).read_text() == "Nothing of `studies/new.yaml` has been reported yet.\n"
     assert not (tmp_path / "done").exists()
+
+
+@pytest.mark.parametrize("name", ["graph_gains", "reproduction"])
+def test_tables_of_committed_runs_are_up_to_date(name: str) -> None:
+    """If one is not: ``python benchmarks/<name>.py``."""
+    module = script(f"benchmarks/{name}.py")
+    assert module.PAGE.read_text() == module.text()
 
 
 def tables(text: str) -> list[list[dict[str, str]]]:

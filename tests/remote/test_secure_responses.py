@@ -11,7 +11,7 @@ import torch
 from sites import OPEN, make_sites
 from wrong_messages import ANY, Liar, fails, with_facts
 
-from fl_lightning.remote import LoopbackChannel, Message, federate
+from fl_lightning.remote import LoopbackChannel, Message, federate, masking
 from fl_lightning.run.failures import TooFewUpdates
 from fl_lightning.strategies import FedAvg
 
@@ -137,6 +137,20 @@ def test_who_spoils_a_sum_is_in_no_later_one(train, wrong) -> None:
     assert re.search(rf"shares (of|from) {NAME}", trainer.run.failures[NAME])
     others = {name: count for name, count in trainer.run.num_failures.items() if name != NAME}
     assert max(others.values(), default=0) <= 2
+
+
+@pytest.mark.parametrize("length", [0, 5, 47, 49, 490])
+def test_who_seals_shares_of_another_length_is_in_no_later_sum(train, monkeypatch, length) -> None:
+    """The others would send them on as they are, and be refused for it."""
+    seal = masking.seal
+
+    def sealed(private, public, about, content):
+        return seal(private, public, about, (content * 11)[:length] if about[1] == HOSTILE else content)
+
+    monkeypatch.setattr(masking, "seal", sealed)
+    trainer = train("sum_shares", lambda message, draw: message.wire, num_rounds=3)
+    assert [row["failed_round"] for row in trainer.run.history] == [True, False, False]
+    assert f"4 sites cannot open the shares from {NAME}" in trainer.run.failures[NAME]
 
 
 def random_numbers(message: Message, draw: random.Random) -> bytes:
