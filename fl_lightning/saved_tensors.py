@@ -1,8 +1,9 @@
-"""Files that ``torch.save`` wrote, read without running or trusting what is in them."""
+"""Files of ``torch.save``: written with the errors of their disk, read without running or trusting what is in them."""
 
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -15,6 +16,47 @@ _NUMBERS = frozenset(
     )
 )
 _LAYOUTS = (torch.strided, torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
+
+
+def write_saved(content: Any, file: BinaryIO) -> int:
+    """Write as ``torch.save`` does, which by itself does not say why a file cannot be written.
+
+    Args:
+        content: Tensors, primitives, and lists and dicts of them.
+        file: Where to.
+
+    Returns:
+        CRC-32 of the bytes.
+
+    Raises:
+        OSError: The disk is full, ...
+    """
+    written = _Written(file)
+    try:
+        torch.save(content, written)  # type: ignore[arg-type]
+    except RuntimeError as error:  # raised by torch if its file is shorter than it should be
+        raise written.error or error from None
+    return written.checksum
+
+
+class _Written:
+    """A file that computes a checksum of what is written to it, and remembers what it raised."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.checksum = 0
+        self.error: BaseException | None = None
+
+    def write(self, data: bytes) -> int:
+        self.checksum = zlib.crc32(data, self.checksum)
+        try:
+            return self.file.write(data)
+        except BaseException as error:  # an interruption too: torch makes an error of its own of what is raised here
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        self.file.flush()
 
 
 def load_saved(path: Path, *, mmap: bool = False) -> Any:

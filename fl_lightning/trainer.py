@@ -22,7 +22,7 @@ from fl_lightning.run import loggers, overview, settings, state, unseen
 from fl_lightning.run.assembly import Run, assemble, prepare_data, start_clients
 from fl_lightning.run.callback import Callback, Hooks, check_hooks
 from fl_lightning.run.choice import open_folder, read_checkpoint
-from fl_lightning.run.folder import find_checkpoint
+from fl_lightning.run.folder import find_checkpoint, writing
 from fl_lightning.run.lock import locked
 from fl_lightning.run.loggers import AnyLogger
 from fl_lightning.run.metrics import Metrics
@@ -278,9 +278,11 @@ class FederatedTrainer(Counted):
         data.setup()
         table = data.statistics()
         if csv is not None:
-            table.to_csv(csv)
+            with writing(Path(csv)):
+                table.to_csv(csv)
         if picture is not None:
-            table.plot_labels(picture)
+            with writing(Path(picture)):
+                table.plot_labels(picture)
         return table
 
     # ------------------------------------------------------------------ setting up

@@ -7,11 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-
 from fl_lightning.data.sources.array_file import one_line
 from fl_lightning.data.sources.folders import unwritable_cache_message
-from fl_lightning.saved_tensors import load_saved
+from fl_lightning.saved_tensors import load_saved, write_saved
 
 Content = TypeVar("Content")
 
@@ -26,7 +24,7 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.stem, suffix=".tmp", delete=False) as file:
             try:
-                torch.save(dict(state), file)
+                write_saved(dict(state), file)  # type: ignore[arg-type]
                 file.flush()
                 os.fsync(file.fileno())
                 os.replace(file.name, path)

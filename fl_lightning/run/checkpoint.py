@@ -8,13 +8,13 @@ import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
 
 from fl_lightning.run.folder import whole_file
-from fl_lightning.saved_tensors import load_saved
+from fl_lightning.saved_tensors import load_saved, write_saved
 
 #: Version of the file's layout; increased with every incompatible change.
 FORMAT_VERSION = 3
@@ -43,12 +43,7 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
         CannotWrite: The disk is full, the folder read-only, ...
     """
     with whole_file(path, num_bytes(content)) as temporary, temporary.open("wb") as file:
-        summed = _Summed(file)
-        try:
-            torch.save(dict(content), summed)  # type: ignore[arg-type]
-        except RuntimeError as error:  # raised by torch if its file is shorter than it should be
-            raise summed.error or error from None
-        file.write(_trailer(summed.checksum))
+        file.write(_trailer(write_saved(dict(content), file)))
         file.flush()
         os.fsync(file.fileno())
     folder = os.open(path.parent, os.O_RDONLY)
@@ -131,26 +126,6 @@ def _damaged(path: Path, why: str) -> DamagedCheckpoint:
     return DamagedCheckpoint(
         f"checkpoint {path} cannot be read ({why}): it is damaged or not a checkpoint, give another file"
     )
-
-
-class _Summed:
-    """A file that computes a checksum of what is written to it."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.file = file
-        self.checksum = 0
-        self.error: BaseException | None = None
-
-    def write(self, data: bytes) -> int:
-        self.checksum = zlib.crc32(data, self.checksum)
-        try:
-            return self.file.write(data)
-        except BaseException as error:  # an interruption too: torch makes an error of its own of what is raised here
-            self.error = error
-            raise
-
-    def flush(self) -> None:
-        self.file.flush()
 
 
 _MARK = b"crc32:"

@@ -1,5 +1,6 @@
 """The folder of a run: ``<root>/version_<n>/``, with its checkpoints in ``checkpoints/``."""
 
+import errno
 import os
 import re
 import secrets
@@ -13,6 +14,8 @@ from pathlib import Path
 
 #: Seconds after which a file that was begun is taken to be abandoned.
 _STALE = 3600.0
+#: Numbers of errors where space may be missing; that of some file systems has none.
+_NO_SPACE = (None, errno.ENOSPC, errno.EDQUOT)
 
 
 class CannotWrite(OSError):
@@ -35,12 +38,13 @@ def writing(path: Path, num_bytes: int | None = None) -> Iterator[None]:
     except CannotWrite:
         raise
     except OSError as error:
-        free = free_bytes(path.parent)
+        is_full = error.errno in _NO_SPACE
+        free = free_bytes(path.parent) if is_full else None
         needed = "" if num_bytes is None else f" of {num_bytes:,} bytes"
         left = "" if free is None else f", where {free:,} bytes are free"
         raise CannotWrite(
             f"{path.name}{needed} cannot be written into {path.parent.absolute()}{left}: {error.strerror or error}; "
-            "free space there, or set trainer.default_root_dir to another folder"
+            f"{'free space there, or ' * is_full}choose another folder, for runs by trainer.default_root_dir"
         ) from error
 
 

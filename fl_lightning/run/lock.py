@@ -12,6 +12,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 from lightning.fabric import Fabric
 
+from fl_lightning.run.folder import writing
+
 
 class RunLock:
     """A file ``run.lock`` in the run's folder that names host and process, locked as long as the process lives.
@@ -56,7 +58,8 @@ class RunLock:
             )
         since = time.strftime("%Y-%m-%d %H:%M:%S %z")
         self._is_held = True
-        self.path.write_text(json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": since}))
+        with writing(self.path):
+            self.path.write_text(json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": since}))
 
     def release(self) -> None:
         """Release the lock, if this process has it; the file is deleted first, while nobody else can lock it."""

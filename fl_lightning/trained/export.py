@@ -6,13 +6,13 @@ import runpy
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from fl_lightning.extras import require
 from fl_lightning.models.plain import PyGNet, name_of
 from fl_lightning.models.pretrained import is_pretrained
 from fl_lightning.run.folder import whole_file
+from fl_lightning.saved_tensors import write_saved
 from fl_lightning.trained.loading import LoadedRun
 from fl_lightning.trained.models import BatchModel
 
@@ -94,7 +94,8 @@ def export(run: LoadedRun, client: str | None, path: Path) -> Path:
 
 def _save(state: dict[str, Tensor], path: Path) -> None:
     if path.suffix == ".pt":
-        torch.save(state, path)
+        with path.open("wb") as file:
+            write_saved(state, file)
         return
     import safetensors.torch  # of an extra
 

@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fl_lightning import FederatedTrainer
+from fl_lightning import FederatedTrainer, saved_tensors
 from fl_lightning.cli import FederatedCLI, main
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.report.folder import read
-from fl_lightning.run import checkpoint
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 SMALL = [
@@ -157,8 +156,14 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--trainer.accelerator=nothing"], "trainer.accelerator 'nothing'"),
         (["--trainer.strategy=deepspeed"], "trainer.strategy 'deepspeed'"),
         (["--trainer.run_name=../elsewhere"], "trainer.run_name is '../elsewhere': give the name of a folder"),
-        ([f"--trainer.run_name={'x' * 300}"], "File name too long; free space there, or set trainer.default_root_dir"),
-        (["--trainer.default_root_dir=text"], "Not a directory; free space there, or set trainer.default_root_dir"),
+        (
+            [f"--trainer.run_name={'x' * 300}"],
+            "File name too long; choose another folder, for runs by trainer.default_root_dir",
+        ),
+        (
+            ["--trainer.default_root_dir=text"],
+            "Not a directory; choose another folder, for runs by trainer.default_root_dir",
+        ),
         (["--config=binary"], "--config binary is not UTF-8 text"),
         (["--config=empty"], "--config empty has no settings"),
         (["--config=folder"], "--config folder cannot be read (Is a directory)"),
@@ -250,8 +255,8 @@ def test_a_full_disk_ends_with_one_line_and_leaves_the_older_checkpoint(
         def __getattr__(self, name: str) -> object:
             return lambda *_: None
 
-    own = checkpoint._Summed.__init__
-    monkeypatch.setattr("fl_lightning.run.checkpoint._Summed.__init__", lambda self, file: own(self, Full()))
+    own = saved_tensors._Written.__init__
+    monkeypatch.setattr("fl_lightning.saved_tensors._Written.__init__", lambda self, file: own(self, Full()))
     with pytest.raises(SystemExit) as stop:
         main(["fit", *SMALL, "--trainer.num_rounds=3", "--ckpt_path=last"])
     assert stop.value.code == 1

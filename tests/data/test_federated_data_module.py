@@ -194,6 +194,18 @@ def test_damaged_cache_is_made_anew(tmp_path: Path, damage: bytes | None):
     module(tmp_path).setup()  # warns no more
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
+def test_a_full_disk_is_what_a_cache_that_cannot_be_written_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``torch.save`` has an error of its own in place of it."""
+    monkeypatch.setattr("os.unlink", lambda path: None)
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        monkeypatch.setattr("tempfile.NamedTemporaryFile", lambda **_: full)
+        with pytest.raises(ValueError, match=r"cache_dir=.* cannot be written \(.*No space left on device"):
+            module(tmp_path).setup()
+
+
 @pytest.mark.parametrize("attribute", ["x", "y"])
 def test_another_graph_under_the_same_name_has_its_own_partition(tmp_path: Path, planted: Data, attribute: str):
     first = module(tmp_path, source=HeldGraph(planted))

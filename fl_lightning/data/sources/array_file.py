@@ -1,6 +1,7 @@
 """Reading files: damage becomes one line, and plain arrays (``.npz``) have the layout that their reader states."""
 
 import contextlib
+import errno
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,18 @@ import numpy as np
 import numpy.typing as npt
 
 from fl_lightning.data.settings import is_file
+
+#: Numbers of errors that say nothing about a file's content.
+_OF_THE_MACHINE = frozenset(
+    getattr(errno, name)
+    for name in ("EACCES", "EDQUOT", "EIO", "EMFILE", "ENFILE", "ENOMEM", "ENOSPC", "EPERM", "EROFS")
+    if hasattr(errno, name)
+)
+
+
+def is_of_the_machine(error: BaseException) -> bool:
+    """Whether an error says that memory, disk space or rights are missing, rather than that a file is damaged."""
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _OF_THE_MACHINE)
 
 
 @contextlib.contextmanager
@@ -26,6 +39,10 @@ def reading(path: Path, expected: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # there is nothing that damaged pickles and archives do not raise
+        if is_of_the_machine(error):
+            raise ValueError(
+                f"{path} cannot be read ({one_line(error)}): free memory, or let this user read it"
+            ) from error
         raise ValueError(
             f"{path} cannot be read ({one_line(error)}): it is damaged, or does not hold {expected}. Fetch or write "
             "it again."

@@ -13,7 +13,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from fl_lightning.data.sources.array_file import one_line
+from fl_lightning.data.sources.array_file import is_of_the_machine, one_line
 from fl_lightning.data.sources.downloads import UntrustedServer, move_into, scratch_for, verified_downloads
 from fl_lightning.data.sources.folders import cache_folder, is_writable, unwritable_cache_message
 from fl_lightning.data.sources.pickled_arrays import nothing_unpickled
@@ -74,6 +74,11 @@ def open_dataset(
                     f"{name} cannot be read from {root}, nor downloaded ({said}). Set FL_DATA_ROOT or "
                     "data.root to the folder that holds the data set, or place its raw files there."
                 ) from error
+            if is_of_the_machine(error):
+                raise ValueError(
+                    f"{name} cannot be {opening.task} ({said}): free disk space or memory, or set FL_CACHE_DIR to a "
+                    "folder that this user may write"
+                ) from error
             damaged = opening.steps[-1] if opening.steps else f"Its arguments are {arguments}: correct them"
             raise ValueError(f"{name} cannot be read ({said}). {damaged}.") from error
 
@@ -85,6 +90,7 @@ class _Opening:
     Attributes:
         locked: Holds the lock of the raw folder, from when that is known.
         steps: What is read next, and the remedy if it is damaged.
+        task: What is being done, for messages.
         scratch: The folder that a raw folder's files are downloaded to, and that.
     """
 
@@ -98,6 +104,7 @@ class _Opening:
     locked: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     steps: list[str] = field(default_factory=list)
     scratch: tuple[str, str] | None = None
+    task: str = "read"
     _is_locked: bool = False
 
     def derived(self) -> Any:
@@ -212,6 +219,7 @@ class _Opening:
         if self.check_raw is not None:
             for path in dataset.raw_paths:
                 self.check_raw(Path(path))
+        self.task = f"converted into {folder}"
         with scratch_for(folder) as scratch:
             dataset.__dict__["_processed_in"] = str(scratch)
             try:
@@ -223,6 +231,7 @@ class _Opening:
             (folder / _MADE_FROM).unlink(missing_ok=True)  # if this is interrupted it begins anew
             move_into(folder, scratch, last=[*_tops(dataset.processed_paths, folder), _SEAL, _MADE_FROM])
         self.steps.append(of_converted)
+        self.task = "read"
 
 
 def _tops(paths: list[str], folder: Path) -> list[str]:

@@ -1,6 +1,7 @@
 """Downloads of PyG's data sets from a server on this machine, and conversions of what was downloaded."""
 
 import datetime
+import errno
 import gzip
 import http.server
 import io
@@ -317,6 +318,38 @@ def test_a_conversion_that_ends_midway_begins_anew(
         assert fetched(root) == [float(number) for number in raw.read_text().split()]
         raw.write_text("7")
         fetched(root)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        MemoryError(),
+        PermissionError(errno.EACCES, "Permission denied"),
+    ],
+    ids=["disk", "memory", "rights"],
+)
+def test_a_file_is_not_called_damaged_where_the_machine_lacks_something(
+    web: Path, root: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    (web / "x.txt").write_text("1 2")
+
+    def fails(dataset: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Fetched, "process", fails)
+        with pytest.raises(
+            ValueError, match=r"cannot be converted into .*processed/.* \(.*free disk space or memory"
+        ) as says:
+            fetched(root)
+    assert "damaged" not in str(says.value)
+    assert fetched(root) == [1, 2]
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "load", lambda *_, **__: fails(None))
+        with pytest.raises(ValueError, match=r"Fetched cannot be read \(.*free disk space or memory") as says:
+            fetched(root)
+    assert "damaged" not in str(says.value)
 
 
 def test_a_read_only_root_whose_files_change(web: Path, root: Path, count: list[int]) -> None:
