@@ -82,7 +82,7 @@ def _weights_in(path: Path) -> dict[str, Tensor]:
             saved = safetensors.torch.load_file(path)
         else:
             saved = load_data(path)
-    except MissingExtra:
+    except (MissingExtra, MemoryError, PermissionError):
         raise
     except Exception as error:  # whatever reading raises; what PyTorch advises is to run the file's code
         kind = type(error).__name__

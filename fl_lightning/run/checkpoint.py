@@ -90,6 +90,8 @@ def peek(path: Path) -> dict[str, Any]:
 def _load(path: Path, *, mmap: bool = False) -> dict[str, Any]:
     try:
         content: dict[str, Any] = load_saved(path, mmap=mmap)
+    except (MemoryError, PermissionError):  # which say nothing about the file
+        raise
     except Exception as error:  # torch raises RuntimeError, UnpicklingError, EOFError, ... for damaged files
         raise _damaged(path, f"torch.load: {type(error).__name__}") from error  # its text is many lines long
     result = content.get("format_version") if isinstance(content, dict) else None

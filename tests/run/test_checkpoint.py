@@ -230,6 +230,20 @@ def test_a_damaged_last_gives_way_to_the_newest_sound_one(
         trainer().fit(make_model(), federation, FedAvg(), ckpt_path="last")
 
 
+@pytest.mark.parametrize("error", [MemoryError(), PermissionError(13, "Permission denied")])
+def test_a_last_that_the_machine_cannot_read_is_not_taken_for_damaged(tmp_path, monkeypatch, error) -> None:
+    """An older checkpoint would be continued from."""
+    for name in ("last", "round=000001"):
+        checkpoint.write(tmp_path / f"{name}.ckpt", {"format_version": checkpoint.FORMAT_VERSION, "round": 1})
+
+    def load(path, **_):
+        raise error
+
+    monkeypatch.setattr(checkpoint, "load_saved", load)
+    with pytest.raises(type(error)):
+        checkpoint.read_last(tmp_path / "last.ckpt")
+
+
 # ---------------------------------------------------------------- finding and exchanging
 
 
