@@ -96,6 +96,8 @@ def _fetch(url: str, folder: str, extract: bool = False, **_: Any) -> None:
         if archive.endswith(".zip"):
             _unzip(archive, folder)
         elif archive.endswith(".tar.gz"):
+            if not hasattr(tarfile, "data_filter"):
+                raise RuntimeError(f"to unpack {Path(archive).name} safely takes Python 3.11.4 or later")
             with tarfile.open(archive) as file:
                 file.extractall(folder, filter="data")
         else:

@@ -161,7 +161,7 @@ def test_a_download_that_ends_midway_leaves_nothing(root: Path, monkeypatch: pyt
     assert two(root).graphs[0].x.shape == (3, 3)
 
 
-def test_other_archives(web: Path, root: Path) -> None:
+def test_other_archives(web: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (web / "x.txt.gz").write_bytes(gzip.compress(b"1 2"))
     (web / "x.zip").write_bytes(archive({"x.txt": "3 4"}))
     (web / "plain").write_text("5 6")
@@ -174,6 +174,9 @@ def test_other_archives(web: Path, root: Path) -> None:
     with pytest.raises(ValueError, match=r"OutsideDestinationError.*The download failed"):
         fetched(root, "bad.tar.gz")
     assert not files_in(root)
+    monkeypatch.delattr(tarfile, "data_filter")
+    with pytest.raises(ValueError, match=r"to unpack x\.tar\.gz safely takes Python 3\.11\.4 or later"):
+        fetched(root, "x.tar.gz")
 
 
 def write_certificate(folder: Path) -> Path:
