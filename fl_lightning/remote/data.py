@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -20,6 +21,7 @@ from fl_lightning.remote.schema import MOST_OUTPUTS, shown
 from fl_lightning.strategies import Strategy
 from fl_lightning.tasks import task_of
 
+_log = logging.getLogger(__name__)
 #: What to do about facts that sites must have in common.
 _REMEDY = {
     "task": "Give all sites the same kind of target",
@@ -180,6 +182,13 @@ class RemoteData(LightningDataModule):
             raise ValueError(
                 f"num_outputs is {self.num_outputs}, but {summary}: set num_outputs (--num_outputs) to at least "
                 f"{max(above.values())}, or leave it out"
+            )
+        most, least = max(above, key=above.__getitem__), min(above.values())
+        if self.num_outputs is None and "outputs" not in own and least < above[most]:
+            _log.warning(
+                "%s has %d outputs, other sites as few as %d: all nets have %d; if that is a wrong label, correct it "
+                "there, or set num_outputs (--num_outputs), by which such a site is refused",
+                *(most, above[most], least, above[most]),
             )
 
     @property

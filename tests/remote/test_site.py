@@ -183,6 +183,20 @@ def test_more_classes_than_outputs_are_refused_at_enrollment(
     assert not any(site.is_started for site in sites)
 
 
+def test_a_site_with_more_outputs_than_others_is_named(three, make_model, make_trainer, tmp_path, caplog) -> None:
+    """One label that is wrong would otherwise widen everybody's net without a word."""
+    wrong = three.clients[1].y_N.clone()
+    wrong[0] = 254
+    clients = [three.clients[0], dataclasses.replace(three.clients[1], y_N=wrong)]
+    sites = make_sites(clients, tmp_path, lambda: (make_model(), FedAvg(num_epochs=1)))
+    trainer, strategy = make_trainer(num_rounds=1), FedAvg(num_epochs=1)
+    assert federate(trainer, BadChannel(sites), strategy).registry.num_outputs == 255
+    assert "site-1 has 255 outputs, other sites as few as 3: all nets have 255; if that is a wrong" in caplog.text
+    caplog.clear()
+    assert federate(trainer, BadChannel(sites[:1]), strategy).registry.num_outputs == 3
+    assert not caplog.text
+
+
 def test_a_resent_message_trains_once(make_federation, make_model, monkeypatch) -> None:
     trained = []
     original = SequentialExecutor._run_client
