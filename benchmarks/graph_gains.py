@@ -1,39 +1,42 @@
-"""What methods gain on SM at validation's round and on the last rounds: a table of docs/results/leaderboard-graphs.md.
+"""What methods gain on SM, tuned and with the protocol's settings: a table of docs/results/leaderboard-graphs.md.
 
     .venv/bin/python benchmarks/graph_gains.py
 
-Papers on federations of graphs report the round that validation chose, or the mean of the last ones. From the committed
-runs of studies/leaderboard_graphs.yaml: test accuracy in percent, mean over the clients, at validation's round and as
-the mean of the last ten evaluations (rounds 154 to 199); and the mean and standard deviation over seeds of what a
-method gains over Local and over FedAvg in the same seed. Writes benchmarks/results/graph_gains.md.
+Papers on federations of graphs report the round that validation chose, or the mean of the last ones, and do not tune.
+From the committed runs of studies/leaderboard_graphs.yaml, where every method is tuned, and of
+studies/graphs_protocol.yaml, where none is: test accuracy in percent, mean over the clients, at validation's round and
+as the mean of the last ten evaluations (rounds 154 to 199); and the mean and standard deviation over seeds of what a
+method gains over Local and over FedAvg in the same seed. FedAvg chose the protocol's settings, so that its runs are in
+both. Writes benchmarks/results/graph_gains.md.
 """
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from fl_lightning.study.store import Store
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "benchmarks" / "results" / "graph_gains.md"
-CASE, LAST = "SM", 10
-#: Test accuracy by seed, of each method.
-Accuracies = dict[str, dict[int, float]]
+TUNED, UNTUNED = "leaderboard_graphs", "graphs_protocol"
+CASE, LAST, PROTOCOL = "SM", 10, "lr=0.001, dropout=0.5"
+#: Test accuracy by seed, of each method: at validation's round, and on the last rounds.
+Accuracies = dict[str, tuple[dict[int, float], dict[int, float]]]
 
 
-def accuracies() -> tuple[Accuracies, Accuracies]:
-    """At validation's round, and on the last rounds."""
-    store = Store(ROOT / "studies" / "results" / "leaderboard_graphs")
+def accuracies(study: str, setting: str | None = None) -> Accuracies:
+    """Those of a study's runs; of those with one setting alone, if it is given."""
+    store = Store(ROOT / "studies" / "results" / study)
     history = store.history()
-    chosen: Accuracies = {}
-    last: Accuracies = {}
+    result: Accuracies = {}
     for record in store.records().values():
         if (record["case"], record["purpose"]) != (CASE, "report") or record["error"]:
             continue
-        chosen.setdefault(record["method"], {})[record["seed"]] = 100 * record["result"]["test/acc"]
-        curve = history[record["key"]]["test/acc"]
-        last.setdefault(record["method"], {})[record["seed"]] = 100 * statistics.mean(curve[-LAST:])
-    return chosen, last
+        if setting in (None, record["setting"]):
+            chosen, last = result.setdefault(record["method"], ({}, {}))
+            chosen[record["seed"]] = 100 * record["result"]["test/acc"]
+            last[record["seed"]] = 100 * statistics.mean(history[record["key"]]["test/acc"][-LAST:])
+    return result
 
 
 def shown(values: list[float], sign: str = "") -> str:
@@ -56,20 +59,29 @@ def gains(of: Mapping[int, float], over: Mapping[int, float]) -> list[float]:
     return [of[seed] - over[seed] for seed in sorted(of.keys() & over.keys())]
 
 
+def rows(settings: str, found: Accuracies) -> Iterator[str]:
+    """A row for each method."""
+    for method, both in found.items():
+        cells = [settings, method, str(len(both[0]))]
+        for place, by_seed in enumerate(both):
+            cells.append(shown(list(by_seed.values())))
+            for base in ("Local", "FedAvg"):
+                over = found[base][place] if base in found else {}
+                cells.append("" if method == base else shown(gains(by_seed, over), "+"))
+        yield "| " + " | ".join(cells) + " |"
+
+
 def text() -> str:
     """The table."""
-    chosen, last = accuracies()
+    untuned = {**accuracies(TUNED, PROTOCOL), **accuracies(UNTUNED)}
+    order = {name: untuned[name] for name in ("Local", "FedAvg", *untuned) if name in untuned}
     lines = [
-        "| method | seeds | validation's round | over Local | over FedAvg | last ten | over Local | over FedAvg |",
-        "|---|---|---|---|---|---|---|---|",
+        "| settings | method | seeds | validation's round | over Local | over FedAvg | last ten | over Local "
+        "| over FedAvg |",
+        "|---|---|---|---|---|---|---|---|---|",
+        *rows("tuned", accuracies(TUNED)),
+        *rows("the protocol's", order),
     ]
-    for method in chosen:
-        cells = [method, str(len(chosen[method]))]
-        for found in (chosen, last):
-            cells.append(shown(list(found[method].values())))
-            for base in ("Local", "FedAvg"):
-                cells.append("" if method == base else shown(gains(found[method], found.get(base, {})), "+"))
-        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join([*lines, ""])
 
 
