@@ -2,12 +2,12 @@
 
     .venv/bin/python benchmarks/graph_gains.py
 
-Papers on federations of graphs report the round that validation chose, or the mean of the last ones, and do not tune.
-From the committed runs of studies/leaderboard_graphs.yaml, where every method is tuned, and of
-studies/graphs_protocol.yaml, where none is: test accuracy in percent, mean over the clients, at validation's round and
-as the mean of the last ten evaluations (rounds 154 to 199); and the mean and standard deviation over seeds of what a
-method gains over Local and over FedAvg in the same seed. FedAvg chose the protocol's settings, so that its runs are in
-both. Writes benchmarks/results/graph_gains.md.
+Papers on federations of graphs report the round that validation chose, or the mean of the last ones, and their code
+has the same settings for all methods. From the committed runs of studies/leaderboard_graphs.yaml, where every method
+is tuned, and of studies/graphs_protocol.yaml, where none is: test accuracy in percent, mean over the clients, at
+validation's round and as the mean of the last ten evaluations (rounds 154 to 199); and the mean and standard deviation
+over seeds of what a method gains over Local and over FedAvg in the same seed. FedAvg chose the protocol's settings, so
+that its runs are in both. Writes benchmarks/results/graph_gains.md.
 """
 
 import statistics
