@@ -3,7 +3,7 @@
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ _NUMBERS = frozenset(
 _LAYOUTS = (torch.strided, torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
 
 
-def write_saved(content: Any, file: BinaryIO) -> int:
+def write_saved(content: Any, file: IO[bytes]) -> int:
     """Write as ``torch.save`` does, which by itself does not say why a file cannot be written.
 
     Args:
@@ -42,7 +42,7 @@ def write_saved(content: Any, file: BinaryIO) -> int:
 class _Written:
     """A file that computes a checksum of what is written to it, and remembers what it raised."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: IO[bytes]) -> None:
         self.file = file
         self.checksum = 0
         self.error: BaseException | None = None

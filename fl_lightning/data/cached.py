@@ -24,7 +24,7 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.stem, suffix=".tmp", delete=False) as file:
             try:
-                write_saved(dict(state), file)  # type: ignore[arg-type]
+                write_saved(dict(state), file)
                 file.flush()
                 os.fsync(file.fileno())
                 os.replace(file.name, path)

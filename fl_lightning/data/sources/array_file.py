@@ -14,9 +14,11 @@ from fl_lightning.data.settings import is_file
 
 #: Numbers of errors that say nothing about a file's content.
 _OF_THE_MACHINE = frozenset(
-    getattr(errno, name)
-    for name in ("EACCES", "EDQUOT", "EIO", "EMFILE", "ENFILE", "ENOMEM", "ENOSPC", "EPERM", "EROFS")
-    if hasattr(errno, name)
+    {
+        *(errno.EACCES, errno.EPERM, errno.EROFS),
+        *(errno.EDQUOT, errno.ENOSPC, errno.EIO),
+        *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+    }
 )
 
 
