@@ -28,6 +28,7 @@ from typing import Any
 import psutil
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
+from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
@@ -64,6 +65,8 @@ OUTCOME_FILE = "outcome.json"
 #: File with the id of a run, in its folder: a run that is resumed keeps it.
 RUN_ID_FILE = "run_id"
 _CHECK_SECONDS = 0.05
+#: Time within which all sites' processes must be there.
+_ARRIVAL_SECONDS = 600
 
 
 # Otherwise the interpreter would inspect all of torch's objects, for more than a second, before a job's process ends.
@@ -146,6 +149,12 @@ class FederationController(Controller):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__(task_check_period=_CHECK_SECONDS)
         self.parts: ServerParts | None = None
+        self._arrived: set[str] = set()
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Note which sites' processes ask for tasks."""
+        if event_type == EventType.BEFORE_PROCESS_TASK_REQUEST:
+            self._arrived.add(fl_ctx.get_peer_context().get_identity_name())
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Do nothing."""
@@ -189,6 +198,15 @@ class FederationController(Controller):  # type: ignore[misc]
             outcome["folder"] = made.name
             copy_files(made, result / "run" / made.name, within=own_folder(root, "federations"))
         (result / OUTCOME_FILE).write_text(json.dumps(outcome, indent=1) + "\n")
+        self._await_sites(abort_signal, fl_ctx)
+
+    def _await_sites(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        """Wait until all sites' processes are there: one that came later would wait for this one until its timeout."""
+        deadline = time.monotonic() + _ARRIVAL_SECONDS
+        awaited = {client.name for client in fl_ctx.get_engine().get_clients()}
+        while awaited and not abort_signal.triggered and time.monotonic() < deadline:
+            time.sleep(_CHECK_SECONDS)
+            awaited = {name for name in awaited - self._arrived if not self.get_client_disconnect_time(name)}
 
     def _made(self) -> Path | None:
         """The folder of this job's run; None if there is none yet."""

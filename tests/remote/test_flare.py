@@ -307,7 +307,13 @@ def test_a_site_refuses_a_strategy_that_is_not_on_its_list_and_keeps_its_logs(tr
         session.tail_target("site-2", file="log.txt")
 
 
-def by_hand(trial: Trial, session: Any, folder: Path, change: Callable[[Path], None]) -> tuple[str, str]:
+def by_hand(
+    trial: Trial,
+    session: Any,
+    folder: Path,
+    change: Callable[[Path], None],
+    watch: Callable[[], None] = lambda: None,
+) -> tuple[str, str]:
     """The id and the end of a job that was changed after it was written."""
     folder.mkdir(exist_ok=True)
     settings = Path(configuration(folder, "FedAvg")).read_text()
@@ -315,7 +321,9 @@ def by_hand(trial: Trial, session: Any, folder: Path, change: Callable[[Path], N
     change(job / "app")
     job_id, deadline = session.submit_job(str(job)), time.monotonic() + PATIENCE
     while not (status := session.get_job_status(job_id)).startswith("FINISHED") and time.monotonic() < deadline:
+        watch()
         time.sleep(0.2)
+    assert status.startswith("FINISHED"), f"job {job_id} is {status} after {PATIENCE} seconds"
     return job_id, status
 
 
@@ -413,6 +421,36 @@ def test_a_net_that_imports_what_it_is_reported_is_refused(trial, session, tmp_p
     assert reported["status"] == "refused"
     assert "'PyGNet' is not a class that a job may name here" in reported["message"]
     assert not marker.exists()
+
+
+def test_a_refused_job_ends_although_a_site_starts_later(trial, session, tmp_path) -> None:
+    """The site's process would wait for that of the server, which is gone."""
+    kit, worker = str(trial.kits / trial.sites[1]), "nvflare.private.fed.app.client.worker_process"
+
+    def hold() -> Iterator[None]:
+        """Suspend the site's process from its start until the server has refused."""
+        process = None
+        while process is None:
+            yield
+            processes = psutil.process_iter(["cmdline"])
+            process = next((each for each in processes if {kit, worker} <= set(each.info["cmdline"] or ())), None)
+        process.suspend()
+        while not list((trial.kits / SERVER).glob("*/outcome.json")):
+            yield
+        time.sleep(3)  # in which the server's process would end
+        process.resume()
+
+    def rename(app: Path) -> None:
+        reported = json.loads((app / "config" / "job.json").read_text())
+        (app / "config" / "job.json").write_text(json.dumps({**reported, "name": "../elsewhere"}))
+
+    started, steps = time.monotonic(), hold()
+    job_id, _ = by_hand(trial, session, tmp_path, rename, watch=lambda: next(steps, None))
+    reported, _ = outcome_of(session, job_id, tmp_path)
+
+    assert reported["status"] == "refused"
+    assert next(steps, "resumed") == "resumed"
+    assert time.monotonic() - started < PATIENCE / 4
 
 
 def test_a_job_uses_no_class_of_flare(trial, session, tmp_path) -> None:
