@@ -3,8 +3,8 @@
 A method of this project, made of FedAux (``fedaux.py``), whose vectors stay aligned and whose mixing is therefore
 uniform. Here the APV is kept local (``mix_projection``) and learns faster than the rest (``projection_lr_multiplier``);
 it has no weight decay, which could only change its length, not its direction. Similarity may be |cos| instead of cos
-(``sign_free``), and a share of W may go to the whole federation (``common_share``). What validation chose in
-``studies/fedaux_settings.yaml`` is in ``configs/local_aux_cora.yaml``; what each setting gives: docs/explanation/fedaux.md.
+(``sign_free``), and a share of W may go to the whole federation (``common_share``). ``configs/local_aux_cora.yaml``
+has what validation chose in ``studies/fedaux_settings.yaml``; what each setting gives: docs/explanation/fedaux.md.
 
 Shape legend: C, K clients, D channels.
 """
