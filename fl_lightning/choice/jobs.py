@@ -1,7 +1,8 @@
 """A search at the sites of a federation: each of its runs is a job, one after another, within the sites' policies.
 
-A setting that goes on resumes its run from the server's last checkpoint. The first job says how many rounds the whole
-search plans, and every site whose privacy account could not pay for all of them refuses it (``Job.planned_rounds``).
+A setting that goes on, and a run whose job was stopped, resume from the server's last checkpoint. The first job says
+how many rounds the whole search plans, and every site whose privacy account could not pay for all of them refuses it
+(``Job.planned_rounds``).
 """
 
 import contextlib
@@ -38,6 +39,8 @@ from fl_lightning.study.worker import resolve
 
 #: Jobs that are submitted for a run at most.
 _ATTEMPTS = 3
+#: Largest result.json that is read.
+_MAX_BYTES = 2**24
 
 
 def planned_rounds(prepared: Prepared, records: Iterable[Record] = ()) -> int:
@@ -101,7 +104,7 @@ class Jobs(contextlib.AbstractContextManager["Jobs"]):
     def __init__(self, session: Any, facts: Mapping[str, Any], folder: Path, num_rounds: int) -> None:
         self.session, self.facts, self.folder, self.left = session, facts, folder, num_rounds
         self.scratch = folder
-        self._task: tuple[StudyRun, Sequence[str], Path | None] | None = None
+        self._task: tuple[StudyRun, Sequence[str], Path] | None = None
 
     @property
     def num_busy(self) -> int:
@@ -115,7 +118,7 @@ class Jobs(contextlib.AbstractContextManager["Jobs"]):
 
     def submit(self, task: StudyRun, name: str, arguments: Sequence[str], *others: Any) -> None:
         """Take a run, as :func:`fl_lightning.study.worker.train` does; its job is submitted by :meth:`finished`."""
-        self._task = task, arguments, others[-1]
+        self._task = task, arguments, others[-1] or self.folder / f"{task.key}.json"
 
     def finished(self, seconds: float = math.inf) -> Iterator[tuple[StudyRun, dict[str, Any] | None]]:
         """Submit the job and follow it; yields the run and its result, or nothing if its time is over before."""
@@ -125,7 +128,7 @@ class Jobs(contextlib.AbstractContextManager["Jobs"]):
         with contextlib.suppress(TimeoutError):
             yield run, self._result(arguments, state, time.monotonic() + seconds)
 
-    def _result(self, arguments: Sequence[str], state: Path | None, end: float) -> dict[str, Any]:
+    def _result(self, arguments: Sequence[str], state: Path, end: float) -> dict[str, Any]:
         def watch() -> None:
             if time.monotonic() > end:
                 raise TimeoutError
@@ -135,11 +138,13 @@ class Jobs(contextlib.AbstractContextManager["Jobs"]):
         if whole["error"]:
             return {"error": whole["error"]}
         name, resumed = _noted(state)
+        is_begun = bool(name)
         name = name or f"choose-{digest_of([list(arguments), time.time()])}"
         try:
             submission = Submission.of_config(
-                whole["config"], name=name, resume=resumed > 0, planned_rounds=max(1, self.left), **self.facts
+                whole["config"], name=name, resume=is_begun, planned_rounds=max(1, self.left), **self.facts
             )
+            _note(state, name, resumed)  # a job that is stopped goes on from its last checkpoint
             outcome = follow(self.session, submission, self.folder, attempts=_ATTEMPTS, watch=watch)
             if outcome.status != "finished" or outcome.folder is None:
                 return {"error": outcome.message}
@@ -148,9 +153,7 @@ class Jobs(contextlib.AbstractContextManager["Jobs"]):
             return {"error": str(error)}
         rounds = int(found["num_rounds"])
         self.left -= rounds - resumed
-        if state is not None:
-            state.parent.mkdir(parents=True, exist_ok=True)
-            state.write_text(json.dumps({"name": name, "rounds": rounds}))
+        _note(state, name, rounds)
         return {
             "error": "",
             **{key: found[key] for key in ("monitor", "mode", "result", "marks", "num_rounds")},
@@ -192,6 +195,8 @@ def _found(file: Path) -> Mapping[str, Any]:
         ValueError: It is not as its table says.
     """
     try:
+        if (size := file.stat().st_size) > _MAX_BYTES:
+            raise ValueError(f"it has {size} bytes, at most {_MAX_BYTES} are read")
         content = json.loads(file.read_bytes())
         used = {name: fact for name, fact in content.items() if name in _FOUND} if isinstance(content, dict) else None
         check_facts(used, _FOUND)
@@ -201,10 +206,15 @@ def _found(file: Path) -> Mapping[str, Any]:
     return used
 
 
-def _noted(state: Path | None) -> tuple[str, int]:
-    """Name and rounds of the run that a setting goes on from; an empty name where it begins."""
+def _note(state: Path, name: str, rounds: int) -> None:
+    state.parent.mkdir(parents=True, exist_ok=True)
+    state.write_text(json.dumps({"name": name, "rounds": rounds}))
+
+
+def _noted(state: Path) -> tuple[str, int]:
+    """Name and rounds of the run that a job goes on from; an empty name where it begins."""
     try:
-        noted = json.loads(state.read_text()) if state is not None else {}
+        noted = json.loads(state.read_text())
         return str(noted["name"]), int(noted["rounds"])
     except (OSError, ValueError, LookupError):
         return "", 0

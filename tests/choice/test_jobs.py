@@ -46,6 +46,7 @@ class Session:
         self.folder = folder
         self.submissions: list[Submission] = []
         self.policy: dict[str, Any] = {"min_examples": 1}
+        self.stopped: set[int] = set()
 
     def get_connected_client_list(self) -> list[Any]:
         return [type("Client", (), {"name": name}) for name in NAMES]
@@ -59,6 +60,8 @@ class Session:
             sites = [self.site(job, client) for client in range(len(NAMES))]
             data = federate(parts.trainer, LoopbackChannel(sites, NAMES), parts.strategy, secure=job.secure)
             parts.trainer.fit(parts.model, data, parts.strategy, ckpt_path="last" if job.resume else None)
+            if len(self.submissions) - 1 in self.stopped:
+                raise KeyboardInterrupt
         except ValueError as error:
             return Outcome(status="refused", message=str(error))
         return Outcome(status="finished", folder=parts.trainer.run.folder, facts={"bytes": {"up": 10, "down": 20}})
@@ -115,6 +118,25 @@ def test_settings_go_on_by_resuming_their_runs_and_nothing_is_trained_twice(sess
     assert planned[-1] >= 9
     assert str(choose()[0]) == str(answer)
     assert len(session.submissions) == len(submitted)
+    check_stopped_jobs_go_on(session, choose, answer)
+
+
+def check_stopped_jobs_go_on(session: Session, choose: Callable[..., Any], expected: Any) -> None:
+    """The same search in another folder, two of whose jobs are stopped: they resume from their last checkpoints."""
+    number, folder = len(session.submissions), session.folder / "again"
+    session.submissions.clear()
+    session.stopped = {0, 8}  # of a setting and, one job later than without the first, of a seed
+    for _ in session.stopped:
+        with pytest.raises(KeyboardInterrupt):
+            choose(folder=folder)
+    actual, _ = choose(folder=folder)
+    submitted = [each.job for each in session.submissions]
+    for stopped in session.stopped:
+        before, after = submitted[stopped : stopped + 2]
+        assert before.name == after.name
+        assert (before.resume, after.resume) == (False, True)
+    assert len(submitted) == number + 2
+    assert actual.results.drop(columns="seconds").equals(expected.results.drop(columns="seconds"))
 
 
 def test_a_method_that_the_sites_refuse_is_left_out(session, choose) -> None:
