@@ -11,10 +11,13 @@ from fl_lightning.run.folder import whole_file
 from fl_lightning.study import statistics
 from fl_lightning.study.definition import Study
 from fl_lightning.study.distance import distances
+from fl_lightning.study.edge import Point
 from fl_lightning.study.marks import legend, marked_pairs, with_signs
 from fl_lightning.study.pictures import draw
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.room import room, with_shares
+from fl_lightning.study.runs import argument
+from fl_lightning.study.schema import Settings
 from fl_lightning.study.store import Store
 from fl_lightning.study.table import (
     by_round,
@@ -285,9 +288,27 @@ def _choices(progress: Progress) -> str:
     study = progress.study
     cases = list(dict.fromkeys(case.tuned_on or name for name, case in study.cases.items()))
     shown = pd.DataFrame("", index=list(study.methods), columns=cases)
-    for method in study.methods:
+    for method, settings in study.methods.items():
         for name in study.cases_of(method):
-            chosen = progress.choice(method, name)
+            chosen, case = progress.choice(method, name), study.cases[name]
+            final = settings.final if case.tuned_on else settings.final | case.final
             if chosen is not None and chosen.point[0]:
-                shown.loc[method, study.cases[name].tuned_on or name] = chosen.point[0]
+                shown.loc[method, case.tuned_on or name] = _trained(chosen.point, final)
     return _markdown(shown)
+
+
+def _trained(point: Point, final: Settings) -> str:
+    """A chosen setting as it is trained: by its label, or by its settings where others win over them.
+
+    Example:
+        >>> point = ("lr=0.1, decay=none", {"model.optimizer.lr": 0.1, "model.optimizer.weight_decay": 0.0})
+        >>> _trained(point, {})
+        'lr=0.1, decay=none'
+        >>> _trained(point, {"model.optimizer.lr": 0.3, "model.net.dropout": 0.5})
+        'lr=0.3, weight_decay=0.0'
+    """
+    label, chosen = point
+    if not chosen.keys() & final.keys():
+        return label
+    trained = {name: final.get(name, value) for name, value in chosen.items()}
+    return ", ".join(f"{name.rpartition('.')[2]}={argument(value)}" for name, value in trained.items())

@@ -126,7 +126,7 @@ def make_run(
         arguments=(
             "fit",
             *(f"{_CONFIG}{os.path.relpath(path)}" for path in configs),
-            *(f"--{name}={_text(value)}" for name, value in settings.items()),
+            *(f"--{name}={argument(value)}" for name, value in settings.items()),
         ),
         strategy=strategy,
         key=digest_of([contents, list(settings.items())]),
@@ -197,7 +197,7 @@ def _lineage(contents: list[dict[str, Any]], settings: Settings, version: str) -
     return digest_of([others, [pair for pair in settings.items() if pair[0] != _LENGTH], version])
 
 
-def _text(value: Any) -> str:
+def argument(value: Any) -> str:
     """A value in the form of the command line."""
     if isinstance(value, str):
         return value
