@@ -2,6 +2,7 @@
 
 from typing import Literal, get_args
 
+import torch
 from torch import Tensor, nn
 
 from fl_lightning.batches.graphs import GraphBatch, Pooling
@@ -42,7 +43,8 @@ class Readout(nn.Module):
             return batch.pool(value_ND, how)
         score_N1 = self.score(value_ND)
         most_N1 = batch.spread(batch.pool(score_N1.detach(), "max"))
-        weight_N1 = (score_N1 - most_N1).exp() * batch.node_mask.unsqueeze(-1)
+        apart_N1 = (score_N1 - most_N1).masked_fill(~batch.node_mask.unsqueeze(-1), -torch.inf)
+        weight_N1 = apart_N1.exp()
         total_G1 = batch.pool(weight_N1, "sum")
         return batch.pool(weight_N1 * value_ND, "sum") / total_G1.clamp(min=1e-30)
 

@@ -197,6 +197,10 @@ def test_attention_of_a_readout_by_hand(batch: Any) -> None:
     weight = (value[1, :first] @ readout.score.weight[0]).softmax(dim=0)
     torch.testing.assert_close(readout(value, batch)[1, 0], weight @ value[1, :first])
     assert not readout(value, batch)[0, 9:].any()  # padding
+    with torch.no_grad():
+        readout.score.weight.fill_(1.0)
+    low = torch.where(batch.node_mask.unsqueeze(-1), value - 1e4, value)  # beside which padding scores high
+    torch.testing.assert_close(readout(low, batch)[batch.example_mask], readout(value, batch)[batch.example_mask] - 1e4)
     with pytest.raises(ValueError, match="pooling must be one of sum, mean, max, attention, got 'best'"):
         GIN(3, 2, pooling="best")  # type: ignore[arg-type]
 
