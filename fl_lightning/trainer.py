@@ -306,7 +306,7 @@ class FederatedTrainer(Counted):
             evaluate_union=self.evaluate_union,
             selection=Selection(self.monitor or client.monitor, self.monitor_mode, client.directions()),
             seed=self.seed,
-            settings=settings.of_run(self, client, strategy),
+            settings=settings.of_run(self, client, strategy, data),
             config=self.config,
             config_sources=self.config_sources,
             loggers=[] if isinstance(self.logger, bool) else self.logger,

@@ -5,6 +5,7 @@ import signal
 import pytest
 import torch
 from both_executors import both_executors
+from torch_geometric.data import Data
 
 from fl_lightning import (
     Callback,
@@ -18,7 +19,7 @@ from fl_lightning import (
     Stage,
 )
 from fl_lightning.callbacks import FederatedCheckpoint, RunReport
-from fl_lightning.data import GivenPartitioner, GlobalSplit, PlantedCommunities
+from fl_lightning.data import GivenPartitioner, GivenSplit, GlobalSplit, PlantedCommunities
 from fl_lightning.report.folder import read
 from fl_lightning.round.inspection import ServerDiverged
 from fl_lightning.round.payload import concatenate
@@ -537,6 +538,18 @@ def test_without_validation_the_last_round_is_reported(make_model, make_trainer,
         result = trainer.fit(make_model(), data, FedAvg())
     assert result["best_round"] == 2
     assert result["test/acc"] == trainer.run.history[2]["test/acc"]
+
+
+def test_a_metric_without_a_value_in_any_round_is_named(make_trainer) -> None:
+    """AUROC where the validation examples are of one class."""
+    role = torch.arange(12) % 4
+    graph = Data(x=torch.rand(12, 3), edge_index=torch.tensor([[0, 1, 2], [1, 2, 3]]), y=(role == 1).long())
+    graph.train_mask, graph.val_mask, graph.test_mask = role < 2, role == 2, role == 3
+    data = FederatedDataModule([graph, graph], splitter=GivenSplit())
+    trainer = make_trainer(num_rounds=2, monitor="val/auroc")
+    with pytest.warns(UserWarning, match=r"val/auroc has no value in any round, so that no best round can be chosen"):
+        result = trainer.fit(ClientModule(metrics=["auroc"]), data, FedAvg())
+    assert result["best_round"] == 1
 
 
 def test_precision_is_a_number_too(make_trainer) -> None:

@@ -5,6 +5,7 @@ of messages.
 """
 
 import functools
+import math
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -74,6 +75,7 @@ class Rounds:
                 self.run_round()
                 self.failures.check_failed_rounds()
             self.failures.check_any_round()
+            self._warn_without_choice()
             if run.interruption.received is None and run.unseen_clients:
                 run.selection.result.update(unseen.join_chosen_server(run, self.exchange, self.evaluate))
 
@@ -193,6 +195,18 @@ class Rounds:
                 f"{run.registry.names[client]} in round {run.round_idx}: {unusual[client]}; it is aggregated "
                 "(participation.max_update_norm would leave it out, robust aggregation bounds what it does), and "
                 "clients like it are only counted from now on",
+                stacklevel=2,
+            )
+
+    def _warn_without_choice(self) -> None:
+        """Warn if no round could be chosen, although there are validation examples."""
+        run, chosen = self.run, self.run.selection
+        has_none = chosen.best_value is not None and math.isnan(chosen.best_value)
+        if has_none and run.datamodule.has_validation and run.fabric.is_global_zero:
+            warnings.warn(
+                f"{chosen.monitor} has no value in any round, so that no best round can be chosen: the last one is "
+                "reported (set trainer.monitor to another metric, such as val/loss, or give clients more validation "
+                "examples with data.splitter.val)",
                 stacklevel=2,
             )
 

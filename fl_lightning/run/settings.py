@@ -3,11 +3,13 @@
 import dataclasses
 import functools
 import inspect
+import numbers
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fl_lightning.data import FederatedDataModule
 from fl_lightning.round.availability import digest_of
 from fl_lightning.round.client import ClientModule
 from fl_lightning.run.callback import Callback
@@ -64,8 +66,8 @@ def listed(items: list[Any] | Any) -> list[Any]:
     return [*items] if isinstance(items, list) else [items] if items else []
 
 
-def of_run(trainer: Any, client: ClientModule, strategy: Any) -> dict[str, Any]:
-    """The known settings of a trainer, a client and a strategy on which results depend."""
+def of_run(trainer: Any, client: ClientModule, strategy: Any, data: FederatedDataModule) -> dict[str, Any]:
+    """The known settings of a trainer, a client, a strategy and the data's batches on which results depend."""
     local = {
         "num_rounds": trainer.num_rounds,
         "evaluate_every": trainer.evaluate_every,
@@ -75,7 +77,26 @@ def of_run(trainer: Any, client: ClientModule, strategy: Any) -> dict[str, Any]:
     more: dict[str, Any] = {} if client.privacy is None else {"privacy": client.privacy}
     if trainer.participation.availability is not None:
         more["availability"] = digest_of(trainer.participation.availability)
-    return of_objects(strategy=strategy, participation=trainer.participation, trainer=local, **more)
+    acting = [callback for callback in trainer.callbacks if callback.changes_training]
+    return of_objects(
+        strategy=strategy,
+        participation=trainer.participation,
+        trainer={**local, **({"callbacks": acting} if acting else {})},
+        model={
+            "class": type(client),
+            "net": client.net_factories if client.has_own_net else None,
+            "optimizer": client.optimizer_factory if client.has_own_optimizer else None,
+            **{name: getattr(client, name) for name in _OF_CLIENTS},
+        },
+        data={name: getattr(data, name, None) for name in _OF_BATCHES},
+        **more,
+    )
+
+
+#: Of a client, beside its net and optimizer.
+_OF_CLIENTS = ("gradient_clip_val", "running_statistics", "lr_scheduler")
+#: What is drawn from the data; the data themselves are compared by their hash.
+_OF_BATCHES = ("batch_size", "steps_per_epoch", "drop_last", "sampler")
 
 
 def differences(saved: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:
@@ -218,8 +239,10 @@ def _flat(value: Any, path: str = "") -> dict[str, Any]:
 
 
 def _describe(value: Any) -> Any:
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, bool | str):
         return value
+    if isinstance(value, numbers.Real):  # NumPy's, too
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
     if isinstance(value, list | tuple):
         return [_describe(item) for item in value]
     if isinstance(value, Mapping):

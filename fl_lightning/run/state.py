@@ -20,6 +20,8 @@ from fl_lightning.run.assembly import Run
 from fl_lightning.run.callback import Callback
 from fl_lightning.run.processes import gather, gather_by_client
 
+#: Parts of settings from Python that older checkpoints do not have.
+_LATER = ("model", "data")
 #: What a checkpoint has, by name.
 _KINDS: dict[str, type] = {
     "round": int,
@@ -167,7 +169,8 @@ def _compared(run: Run, state: Mapping[str, Any]) -> tuple[Mapping[str, Any], Ma
             return settings.of_config(state["config"]), settings.of_config(run.config)
         except (YAMLError, AttributeError, TypeError) as error:
             raise ValueError(f"the configuration in the checkpoint is none ({type(error).__name__})") from error
-    return state["settings"], run.settings
+    saved = state["settings"]
+    return saved, {name: value for name, value in run.settings.items() if name in saved or name not in _LATER}
 
 
 def identity(run: Run) -> dict[str, str]:

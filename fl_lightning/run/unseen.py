@@ -25,11 +25,12 @@ def join(run: Run, exchange: Exchange, evaluate: Evaluate) -> dict[str, float]:
 
 
 def join_chosen_server(run: Run, exchange: Exchange, evaluate: Evaluate) -> dict[str, float]:
-    """Restore the server of the best round, and onboard the unseen clients to it."""
-    num_rounds = run.round_idx
+    """Onboard the unseen clients to the server of the best round; what the last round left stays."""
+    num_rounds, last_server = run.round_idx, copy.deepcopy(run.strategy.state_dict())
     assert run.best_server is not None, "some round is the best"
     run.strategy.load_state_dict(copy.deepcopy(run.best_server))
     run.round_idx = run.selection.best_round + 1
     metrics = join(run, exchange, evaluate)
     run.round_idx = num_rounds
+    run.strategy.load_state_dict(last_server)
     return metrics

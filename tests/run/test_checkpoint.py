@@ -301,6 +301,16 @@ def test_new_clients_join_a_server_that_was_chosen_before_the_resume(
     assert_same(trainer().fit(make_model(), federation, algorithm(), ckpt_path=str(path)), expected)
 
 
+def test_models_after_new_clients_have_joined_are_those_of_the_last_round(federation, make_model, make_trainer) -> None:
+    """They had the server of the best round with the heads of the last one."""
+    trainer = make_trainer(num_rounds=6, participation=Participation(held_out_fraction=0.4), monitor="val/loss")
+    result = trainer.fit(make_model(optimizer=functools.partial(torch.optim.SGD, lr=3.0)), federation, FedPer())
+    assert result["best_round"] < 5
+    with pytest.warns(UserWarning, match="models of the last round"):
+        actual = trainer.validate()
+    assert actual["val/loss"] == pytest.approx(trainer.run.history[-1]["val/loss"])
+
+
 @pytest.mark.parametrize("algorithm", [FedPer, SheafHN], ids=["FedPer", "FedSheafHN"])
 @pytest.mark.parametrize(
     ("writer", "reader"), [(StackedExecutor, SequentialExecutor), (SequentialExecutor, StackedExecutor)]

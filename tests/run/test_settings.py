@@ -5,8 +5,10 @@ import functools
 import pytest
 import torch
 
-from fl_lightning import Participation
+from fl_lightning import ClientModule, Participation
+from fl_lightning.models import GCN
 from fl_lightning.relations.topology import Ring, Star
+from fl_lightning.run import checkpoint
 from fl_lightning.run.settings import differences, of_config, of_objects
 from fl_lightning.strategies import DPSGD, FedAvg, FedProx
 
@@ -117,6 +119,37 @@ def test_a_resume_from_python_compares_what_it_can(path, federation, make_model,
     assert len(trainer.run.history) == 2
     assert resume(1, taken=True).run.changes == [longer]
     make_trainer().test(make_model(), federation, FedAvg(num_epochs=7), str(path))  # the state is what counts
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"optimizer": functools.partial(torch.optim.SGD, lr=5.0)}, r"model\.optimizer\.lr: 0\.1 then, 5\.0 now"),
+        ({"optimizer": torch.optim.Adam}, r"model\.optimizer\.class: SGD then"),
+        ({"gradient_clip_val": 0.5}, r"model\.gradient_clip_val: None then, 0\.5 now"),
+        (
+            {"net": functools.partial(GCN, hidden_channels=8, dropout=0.9)},
+            r"model\.net\.0\.dropout: 0\.0 then, 0\.9 now",
+        ),
+    ],
+    ids=["learning rate", "optimizer", "clipping", "dropout"],
+)
+def test_a_resume_from_python_compares_the_clients(settings, expected, tmp_path, federation, make_trainer) -> None:
+    before = {
+        "net": functools.partial(GCN, hidden_channels=8, dropout=0.0),
+        "optimizer": functools.partial(torch.optim.SGD, lr=0.1),
+    }
+    trainer, path = make_trainer(num_rounds=1), tmp_path / "a.ckpt"
+    trainer.fit(ClientModule(**before), federation, FedAvg(num_epochs=1))
+    trainer.save_checkpoint(path)
+    with pytest.raises(ValueError, match=f"made with other settings; {expected}"):
+        make_trainer(num_rounds=2).fit(ClientModule(**before | settings), federation, FedAvg(num_epochs=1), str(path))
+    content = checkpoint.read(path)
+    content["settings"] = {name: value for name, value in content["settings"].items() if name not in ("model", "data")}
+    checkpoint.write(path, content)  # as older versions wrote it
+    later = make_trainer(num_rounds=2)
+    later.fit(ClientModule(**before | settings), federation, FedAvg(num_epochs=1), str(path))
+    assert len(later.run.history) == 2
 
 
 def test_a_setting_that_another_version_lacks_has_its_default() -> None:
