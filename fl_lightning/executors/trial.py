@@ -86,7 +86,7 @@ def check_batches_of_one(client: ClientModule, collator: Collator, clients: Sequ
     """Refuse clients whose training would give a BatchNorm one example, which has no variance.
 
     Raises:
-        ValueError: A client has such a step.
+        ValueError: A client has, or may draw, such a step.
     """
     norms = [layer for layer in client.net.modules() if isinstance(layer, (BatchNorm, *TORCH_NORMS))]
     alone = [member for member in clients if norms and collator.least_examples(member) == 1]

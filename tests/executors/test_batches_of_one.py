@@ -6,11 +6,12 @@ import functools
 import pytest
 import torch
 from torch import nn
+from torch_geometric.data import Data
 
 from fl_lightning import ClientModule, FederatedDataModule, SequentialExecutor, StackedExecutor
 from fl_lightning.data import ClientSplit, Examples, ExampleSource
-from fl_lightning.models import MLP, BatchNorm
-from fl_lightning.strategies import FedAvg, FedBN
+from fl_lightning.models import GIN, MLP, BatchNorm
+from fl_lightning.strategies import FedAvg, FedBN, FedSSP
 
 EXECUTORS = pytest.mark.parametrize("executor", [SequentialExecutor, StackedExecutor])
 
@@ -86,6 +87,31 @@ def test_batches_of_one_that_are_drawn_are_refused(make_trainer, executor) -> No
 def test_nets_without_batch_norm_take_one_example(make_trainer, executor) -> None:
     _, run = fit(make_trainer, executor, MLP, (8, 1), batch_size=7)
     assert run()["test/acc"] >= 0
+
+
+def graphs(sizes: list[int]) -> list[Data]:
+    """Paths with so many nodes."""
+    ends = [torch.arange(size - 1) for size in sizes]
+    return [
+        Data(x=torch.rand(size, 3), edge_index=torch.stack([end, end + 1]), y=torch.tensor(index % 2))
+        for index, (size, end) in enumerate(zip(sizes, ends, strict=True))
+    ]
+
+
+@EXECUTORS
+@pytest.mark.parametrize(
+    ("net", "strategy"), [(functools.partial(GIN, batch_norm=True), FedAvg), (None, FedSSP)], ids=["GIN", "FedSSP"]
+)
+def test_a_graph_of_one_node_is_refused_whichever_client_has_it(make_trainer, executor, net, strategy) -> None:
+    """The first client's batches of one graph have four nodes; a stack trained the second silently."""
+    data = FederatedDataModule([graphs([4] * 9), graphs([1] * 9)], splitter=ClientSplit(0.6, 0.2), batch_size=2)
+    message = r"client 'client-01' may have .* one graph of one node.*data\.drop_last.*without BatchNorm"
+    with pytest.raises(ValueError, match=message):
+        make_trainer(executor=executor(), num_rounds=1).fit(strategy.client_class(net), data, strategy())
+    enough = FederatedDataModule([graphs([4] * 9), graphs([2] * 9)], splitter=ClientSplit(0.6, 0.2), batch_size=2)
+    trainer = make_trainer(executor=executor(), num_rounds=1)
+    trainer.fit(strategy.client_class(net), enough, strategy())
+    assert not trainer.run.num_failures
 
 
 def test_a_strategy_that_brings_batch_norm_is_checked_too(make_trainer) -> None:
