@@ -150,6 +150,15 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
             "model.optimizer: Invalid learning rate: -1",
         ),
         (["--model.optimizer=torch.optim.SparseAdam"], "model.optimizer: SparseAdam cannot step"),
+        (
+            [
+                "--model.lr_scheduler=torch.optim.lr_scheduler.OneCycleLR",
+                "--model.lr_scheduler.max_lr=0.1",
+                "--model.lr_scheduler.total_steps=3",
+                "--trainer.num_rounds=6",
+            ],
+            "model.lr_scheduler ends after 4 rounds, and trainer.num_rounds is 6",
+        ),
         (["--trainer.devices=0"], "trainer.devices is 0"),
         (["--trainer.devices=100000"], "trainer.devices asks for 100000 processes, but this machine has"),
         (["--trainer.num_nodes=0"], "trainer.num_nodes 0"),
