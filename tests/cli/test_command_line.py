@@ -239,6 +239,11 @@ def test_early_stopping_by_what_is_no_metric(capsys: pytest.CaptureFixture[str])
     assert "EarlyStopping.monitor is 'foo', and it is unknown whether more or less of it is better" in message
 
 
+def test_each_clients_value_of_what_is_no_metric(capsys: pytest.CaptureFixture[str]) -> None:
+    named = ["--trainer.callbacks=PerClientMetrics", "--trainer.callbacks.metrics=[test/accuracy]"]
+    assert "['test/accuracy'] are not among test/acc, test/loss" in refused(capsys, "fit", *SMALL, *named)
+
+
 def test_more_processes_than_cores_by_name_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     with pytest.raises(
