@@ -49,6 +49,9 @@ TRAINER_VERBS = {
     "data": "Describe the clients: sizes, classes, heterogeneity; for graphs also edges, clustering, non-IIDness.",
 }
 
+#: The options of ``fl-train predict RUN`` that say whose model predicts, one of which it needs.
+WHOSE_MODEL = ("--client", "--global", "--onboard")
+
 #: What ``fl-train`` prints without arguments.
 EXAMPLES = """Personalized federated learning on graphs. For example:
 
@@ -83,8 +86,10 @@ be overridden: --trainer.num_rounds 20 --data.partitioner.num_clients 20
 
 
 def predicts_new_data(words: Sequence[str]) -> bool:
-    """Whether a command line is ``fl-train predict RUN ...``, which has a module of its own."""
-    return words[0] == "predict" and len(words) > 1 and not words[1].startswith("-")
+    """Whether a command line is ``fl-train predict RUN ...``, in any order, which has a module of its own."""
+    if words[0] != "predict" or len(words) == 1:
+        return False
+    return not words[1].startswith("-") or any(option in WHOSE_MODEL for option, _ in options(words))
 
 
 def printable(text: str) -> str:

@@ -8,6 +8,7 @@ import sys
 import warnings
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NoReturn
 
 from jsonargparse import DefaultHelpFormatter, _typehints
@@ -30,6 +31,9 @@ from fl_lightning.strategies import Strategy
 from fl_lightning.terminal import plain_text
 from fl_lightning.trainer import FederatedTrainer
 from fl_lightning.yaml_input import use_in_parsers
+
+#: Options that need no value.
+_FLAGS = ("--profile", "--resume_with_changes")
 
 
 class _HelpFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
@@ -158,7 +162,10 @@ class FederatedCLI(LightningCLI):
         use_in_parsers()
         _pass_widths_by_name()
         if isinstance(words, list):
-            words = [f"{word}=true" if word in ("--profile", "--resume_with_changes") else word for word in words]
+            words = [
+                f"{word}=true" if word in _FLAGS and following.lower() not in ("true", "false") else word
+                for word, following in pairwise([*words, ""])
+            ]
             _Parser.words = words
             _check_init_args(words)
             # its settings, such as its dropout, would otherwise remain next to those of a net that is named

@@ -73,9 +73,9 @@ class Like:
         """
         task = self.registry.task
         width = self.client_data.y_N.shape[1:]
-        if y is None or _nothing_known(torch.as_tensor(y)):
+        if y is None or _nothing_known(y := _tensor("y", y)):
             return torch.full((size, *width), torch.nan) if width else torch.full((size,), -1)
-        y_N = checked_targets(torch.as_tensor(y), size, NAME, given=self.kind, example=task.example)
+        y_N = checked_targets(y, size, NAME, given=self.kind, example=task.example)
         self._check_targets(y_N)
         return y_N
 
@@ -113,7 +113,7 @@ class Like:
         return {f"{name}_N": known_N & mask_N for name, mask_N in roles}
 
     def _mask(self, name: str, mask: Any, size: int) -> Tensor:
-        given = torch.as_tensor(mask)
+        given = _tensor(name, mask)
         is_mask = given.dtype == torch.bool or (
             not given.is_floating_point() and bool(((given == 0) | (given == 1)).all())
         )
@@ -341,6 +341,18 @@ def numbers_of(new: ClientData) -> Tensor:
     return new.pair_P2 if isinstance(new, ClientPairs) else torch.arange(new.size)
 
 
+def _tensor(name: str, given: Any) -> Tensor:
+    """What is given as a tensor.
+
+    Raises:
+        ValueError: It is not of numbers.
+    """
+    try:
+        return torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{NAME}: {name} is {_said(given)} that makes no tensor ({error}): give numbers") from error
+
+
 def _nothing_known(y: Tensor) -> bool:
     return bool(y.isnan().all()) if y.is_floating_point() else bool((y < 0).all())
 
@@ -372,7 +384,7 @@ def _stacked(given: Sequence[Any], y_N: Tensor) -> Tensor:
     """The targets of graphs, some of which may have none."""
     width = y_N.shape[1] if y_N.dim() > 1 else 1
     unknown = torch.full((width,), torch.nan if y_N.dim() > 1 else -1.0)
-    rows = [unknown if each is None else torch.as_tensor(each).reshape(-1).float() for each in given]
+    rows = [unknown if each is None else _tensor("y", each).reshape(-1).float() for each in given]
     if strangers := [index for index, row in enumerate(rows) if len(row) != width]:
         raise ValueError(f"{NAME}: graph {strangers[0]} has {len(rows[strangers[0]])} targets; the run's have {width}")
     stacked = torch.stack(rows)

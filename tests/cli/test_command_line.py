@@ -423,6 +423,16 @@ def test_data_need_no_strategy(capsys: pytest.CaptureFixture[str]) -> None:
     assert "client-02" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [([], True), (["true"], True), (["True"], True), (["false"], False), (["--trainer.num_rounds=3"], True)],
+)
+def test_a_flag_may_have_a_value(words: list[str], value: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["fit", *SMALL, "--print_config", "--profile", *words])
+    assert yaml.safe_load(capsys.readouterr().out)["profile"] is value
+
+
 def test_print_config_can_be_run_again(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["fit", *SMALL, "--print_config"])
