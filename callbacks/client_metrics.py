@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fl_lightning.run.callback import Callback, Trainer
+from fl_lightning.run.callback import Callback, Trainer, WrongSetting
 from fl_lightning.run.loggers import RoundTable
 
 
@@ -27,8 +27,18 @@ class PerClientMetrics(Callback):
         self.setting = metrics
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        """Open the file, without the rows of rounds that a resumed run repeats."""
-        self.metrics = tuple(self.setting or (trainer.run.selection.monitor, trainer.run.selection.test))
+        """Open the file, without the rows of rounds that a resumed run repeats.
+
+        Raises:
+            WrongSetting: The clients have no such metric.
+        """
+        selection = trainer.run.selection
+        self.metrics = tuple(self.setting or (selection.metric, selection.test))
+        if missing := [name for name in self.metrics if name not in selection.metrics]:
+            raise WrongSetting(
+                f"PerClientMetrics.metrics: {missing} are not among {', '.join(sorted(selection.metrics))}: name some "
+                "of these"
+            )
         if trainer.fabric.is_global_zero:
             self.table = RoundTable(trainer.run.folder / "clients.csv")
             self.table.keep_before(trainer.run.round_idx)
@@ -40,8 +50,6 @@ class PerClientMetrics(Callback):
         scores = trainer.run.scores[""]
         if not scores.clients:
             return  # under secure aggregation no client's metrics are known
-        if missing := [name for name in self.metrics if name not in scores.extras]:
-            raise ValueError(f"PerClientMetrics.metrics: {missing} are not among {', '.join(sorted(scores.extras))}")
         if not trainer.fabric.is_global_zero:
             return
         rows = []

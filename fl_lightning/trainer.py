@@ -198,6 +198,7 @@ class FederatedTrainer(Counted):
         parts = complete(client, data, strategy)
         meant = find_checkpoint(self.root, ckpt_path, required=ckpt_path not in (None, "last"))
         run = self._assemble(*parts)
+        run.strategy.federation.learning_rate_in(self.num_rounds - 1)  # a schedule that ends earlier is refused now
         run.references = {**results_of(self, *parts), **heuristics_of(run)}
         path = open_folder(run, self.root, meant)
         with locked(self.fabric, run.folder):

@@ -70,7 +70,11 @@ class LRSchedule:
             try:
                 self._scheduler.step()
             except ValueError as error:
-                raise ValueError(f"model.lr_scheduler, in round {len(self._rounds)}: {error}") from error
+                length = len(self._rounds)
+                raise ValueError(
+                    f"model.lr_scheduler ends after {length} rounds, and trainer.num_rounds is {round_idx + 1} "
+                    f"({error}): have it last longer, or set trainer.num_rounds to {length}"
+                ) from error
             self._rounds.append(self._settings())
         return self._rounds[round_idx]
 

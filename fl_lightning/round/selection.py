@@ -33,6 +33,8 @@ class Selection:
         self.monitor = monitor
         #: The metric itself, if the monitor is a summary of it over clients; :meth:`take` says so.
         self.metric = monitor
+        #: The clients' metrics; :meth:`take` says which.
+        self.metrics: tuple[str, ...] = ()
         self.directions = {**directions, **({monitor.rpartition("/")[2]: mode} if mode else {})}
         self.reset()
 
@@ -43,6 +45,7 @@ class Selection:
 
     def take(self, metrics: Collection[str]) -> None:
         """Learn the clients' metrics, so that the monitor may be a summary of one."""
+        self.metrics = tuple(metrics)
         is_metric = self.monitor.endswith(tuple(metrics))
         self.metric = self.monitor if is_metric else metric_of(self.monitor)
 

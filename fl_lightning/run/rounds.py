@@ -60,11 +60,9 @@ class Rounds:
 
         Raises:
             ClientFailure: A client failed and ``participation.on_failure`` is ``stop``, or all do in the first round.
-            ValueError: ``model.lr_scheduler`` ends before the last round.
             TooFewUpdates: Too few clients responded before the first round, in too many rounds, or in all of them.
         """
         run = self.run
-        run.strategy.federation.learning_rate_in(self.num_rounds - 1)  # a schedule that ends earlier is refused now
         with run.interruption:
             first = () if resumed else run.strategy.initial_stages()
             if not self.exchange(first, run.training_clients, "initial"):

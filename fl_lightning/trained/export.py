@@ -2,10 +2,12 @@
 
 import functools
 import inspect
+import math
 import runpy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from fl_lightning.extras import require
@@ -41,7 +43,7 @@ def load(file=Path(__file__).with_name({name!r})):
 def export(run: LoadedRun, client: str | None, path: Path) -> Path:
     """Write a model's ``state_dict``, and beside it a file ``load_<name>.py`` whose ``load()`` returns the model.
 
-    The files are read again, and the model that comes out is compared with what was scored.
+    The files are read again, and the model that comes out is compared with what was scored, before they replace others.
 
     Args:
         run: The run.
@@ -53,7 +55,7 @@ def export(run: LoadedRun, client: str | None, path: Path) -> Path:
 
     Raises:
         ValueError: The model cannot leave, or cannot be made from the class of its net and its settings; or the path
-            is none of these.
+            is none of these, or would share the file that loads it with another.
         MissingExtra: The file is to be of safetensors, which is not installed.
         OSError: The files cannot be written.
     """
@@ -67,28 +69,27 @@ def export(run: LoadedRun, client: str | None, path: Path) -> Path:
         require("export", f"--to {path}")
     if loader.is_file() and not loader.read_text(encoding="utf-8").startswith(_BEGINS):
         raise ValueError(f"{loader}, which would load the model, is there already: give --to another name")
+    others = (path.with_suffix(suffix) for suffix in _READ if suffix != path.suffix)
+    if loader.is_file() and (other := next(filter(Path.is_file, others), None)):
+        raise ValueError(f"--to {path}: {loader} loads {other.name}: give --to another name, or delete {other.name}")
     model = run.global_model() if client is None else run.client(client)
     net = model.net if isinstance(model, BatchModel) else model
     what = f"{'the global model' if client is None else client} of {run.recorded.path}"
     text = _text(run, model, net, f"{what}, {run.strategy}, after round {run.round_idx}", path.name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(path) as temporary:
-        _save({name: value.detach() for name, value in net.state_dict().items()}, temporary)
-    with whole_file(loader) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-    try:
-        loaded = runpy.run_path(str(loader))["load"]()
-        same = all(run.same(loaded, model, name) for name in ([client] if client else run.names[:1]))
-        why = "" if same else "it computes something else"
-    except Exception as error:  # of the user's class, whatever it raises
-        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    if why:
-        path.unlink()
-        loader.unlink()
-        raise ValueError(
-            f"{run.strategy} has changed the net {type(net).__name__}, which cannot be made from its class and "
-            f"settings alone ({why}): use fl_lightning.load_run({str(run.recorded.path)!r}) in Python"
-        )
+    with whole_file(loader) as new_loader, whole_file(path) as new_file:
+        _save({name: value.detach() for name, value in net.state_dict().items()}, new_file)
+        new_loader.write_text(text, encoding="utf-8")
+        try:
+            loaded = runpy.run_path(str(new_loader))["load"](new_file)
+            same = all(run.same(loaded, model, name) for name in ([client] if client else run.names[:1]))
+            why = "" if same else "it computes something else"
+        except Exception as error:  # of the user's class, whatever it raises
+            why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        if why:
+            raise ValueError(
+                f"{run.strategy} has changed the net {type(net).__name__}, which cannot be made from its class and "
+                f"settings alone ({why}): use fl_lightning.load_run({str(run.recorded.path)!r}) in Python"
+            )
     return loader
 
 
@@ -121,7 +122,7 @@ def _text(run: LoadedRun, model: nn.Module, net: nn.Module, what: str, name: str
             f"the net {name_of(net)} cannot be made in another program: give model.net as a class in a module, with "
             "settings that are numbers and words, which returns the logits itself"
         )
-    parts = [*map(repr, settings[0]), *(f"{key}={value!r}" for key, value in settings[1].items())]
+    parts = [*map(_written, settings[0]), *(f"{key}={_written(value)}" for key, value in settings[1].items())]
     module, read = _READ[Path(name).suffix]
     lines = f"import {module}\n" + "".join(f"from {home} import {kinds}\n" for home, kinds in sorted(imports.items()))
     call = f"{kind.__qualname__}({', '.join(parts)})"
@@ -150,9 +151,26 @@ def _without_weights(factory: Any) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether Python's text of a value makes the value."""
+    """Whether :func:`_written` can write a value."""
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
     if isinstance(value, dict):
         return all(map(_is_plain, [*value, *value.values()]))
-    return value is None or isinstance(value, bool | int | float | str)
+    return value is None or isinstance(value, bool | int | float | str | np.bool_ | np.integer | np.floating)
+
+
+def _written(value: Any) -> str:
+    """The text of Python that makes a plain value.
+
+    Example:
+        >>> _written({"dropout": np.float64(0.25), "bounds": (float("-inf"), 1)})
+        "{'dropout': 0.25, 'bounds': (float('-inf'), 1)}"
+    """
+    if isinstance(value, list | tuple):
+        items = ", ".join(map(_written, value))
+        return f"[{items}]" if isinstance(value, list) else f"({items}{',' * (len(value) == 1)})"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_written(key)}: {_written(each)}' for key, each in value.items())}}}"
+    if isinstance(value, np.generic):
+        value = value.item()
+    return f"float({str(value)!r})" if isinstance(value, float) and not math.isfinite(value) else repr(value)

@@ -95,11 +95,12 @@ class LoadedRun:
         index: Mapping[str, int],
         *,
         like: int | None = None,
+        joined_run: "LoadedRun | None" = None,
         scores: Mapping[str, float] | None = None,
     ) -> None:
         self.recorded = recorded
         self._run = run
-        self._index, self._like = dict(index), like
+        self._index, self._like, self._joined_run = dict(index), like, joined_run
         self.names = tuple(self._index)
         self.round_idx = run.last_round
         self.scores = dict(scores or {})
@@ -165,6 +166,8 @@ class LoadedRun:
     def global_model(self) -> nn.Module:
         """The server's model, if there is one that all clients share, before any fine-tuning.
 
+        After :meth:`onboard` it is that of the run that the new client joined.
+
         Raises:
             ValueError: Each client has a model of its own.
         """
@@ -177,6 +180,8 @@ class LoadedRun:
         Raises:
             ValueError: Each client has a model of its own.
         """
+        if self._joined_run is not None:
+            return self._joined_run._shared()
         own: set[str] = set()
         for kind in ("global/", ""):
             if (evaluation := self._evaluations.get(kind)) is None:
@@ -265,7 +270,7 @@ class LoadedRun:
             run, scores = joined(self._run, client_data, neighbors, num_epochs)
         (index,) = run.unseen_clients
         alike = self._client(like or self.names[0]) if self._like is None else self._like
-        return LoadedRun(self.recorded, run, {name: index}, like=alike, scores=scores)
+        return LoadedRun(self.recorded, run, {name: index}, like=alike, joined_run=self, scores=scores)
 
     def predict(self, new: Any, client: str | None = None, *, num_finetune_epochs: int = 0) -> Tensor:
         """Predict new examples: of a client, or of somebody who was not there.

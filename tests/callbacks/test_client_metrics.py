@@ -7,6 +7,7 @@ import pytest
 from fl_lightning import Callback
 from fl_lightning.callbacks import FederatedCheckpoint, PerClientMetrics
 from fl_lightning.round.metrics import client_values
+from fl_lightning.run.callback import WrongSetting
 from fl_lightning.strategies import FedPer
 
 
@@ -52,10 +53,21 @@ def test_a_killed_and_resumed_run_leaves_the_same_file(
     assert run("broken", ckpt_path="last") == run("whole")
 
 
+def test_a_summary_that_chooses_the_round_is_of_each_clients_metric(
+    make_trainer: Any, make_model: Any, federation: Any, tmp_path: Path
+) -> None:
+    trainer = make_trainer(num_rounds=1, monitor="val/acc_worst", callbacks=PerClientMetrics())
+    trainer.fit(make_model(), federation, FedPer(num_epochs=1))
+    with (tmp_path / "federation/version_0/clients.csv").open() as file:
+        assert [row["metric"] for row in csv.DictReader(file)] == ["val/acc"] * 5 + ["test/acc"] * 5
+
+
 def test_unknown_metric_is_refused_with_those_there_are(make_trainer: Any, make_model: Any, federation: Any) -> None:
     trainer = make_trainer(callbacks=PerClientMetrics(metrics=["test/f1"]))
-    with pytest.raises(ValueError, match=r"\['test/f1'\] are not among test/acc, test/loss"):
+    with pytest.raises(WrongSetting, match=r"\['test/f1'\] are not among test/acc, test/loss"):
         trainer.fit(make_model(), federation, FedPer(num_epochs=1))
+    assert not trainer.started
+    assert not trainer.run.history
 
 
 @pytest.mark.parametrize("settings", [{"every_n_rounds": 0}, {"metrics": []}])

@@ -150,6 +150,15 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
             "model.optimizer: Invalid learning rate: -1",
         ),
         (["--model.optimizer=torch.optim.SparseAdam"], "model.optimizer: SparseAdam cannot step"),
+        (
+            [
+                "--model.lr_scheduler=torch.optim.lr_scheduler.OneCycleLR",
+                "--model.lr_scheduler.max_lr=0.1",
+                "--model.lr_scheduler.total_steps=3",
+                "--trainer.num_rounds=6",
+            ],
+            "model.lr_scheduler ends after 4 rounds, and trainer.num_rounds is 6",
+        ),
         (["--trainer.devices=0"], "trainer.devices is 0"),
         (["--trainer.devices=100000"], "trainer.devices asks for 100000 processes, but this machine has"),
         (["--trainer.num_nodes=0"], "trainer.num_nodes 0"),
@@ -228,6 +237,11 @@ def test_models_that_do_not_fit_the_data(
 def test_early_stopping_by_what_is_no_metric(capsys: pytest.CaptureFixture[str]) -> None:
     message = refused(capsys, "fit", *SMALL, "--trainer.callbacks=EarlyStopping", "--trainer.callbacks.monitor=foo")
     assert "EarlyStopping.monitor is 'foo', and it is unknown whether more or less of it is better" in message
+
+
+def test_each_clients_value_of_what_is_no_metric(capsys: pytest.CaptureFixture[str]) -> None:
+    named = ["--trainer.callbacks=PerClientMetrics", "--trainer.callbacks.metrics=[test/accuracy]"]
+    assert "['test/accuracy'] are not among test/acc, test/loss" in refused(capsys, "fit", *SMALL, *named)
 
 
 def test_more_processes_than_cores_by_name_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -407,6 +421,16 @@ def test_data_need_no_strategy(capsys: pytest.CaptureFixture[str]) -> None:
     cut = ["--data.partitioner=MetisPartitioner", "--data.partitioner.num_clients=3"]
     assert main(["data", *source, *cut]) == 0
     assert "client-02" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [([], True), (["true"], True), (["True"], True), (["false"], False), (["--trainer.num_rounds=3"], True)],
+)
+def test_a_flag_may_have_a_value(words: list[str], value: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["fit", *SMALL, "--print_config", "--profile", *words])
+    assert yaml.safe_load(capsys.readouterr().out)["profile"] is value
 
 
 def test_print_config_can_be_run_again(capsys: pytest.CaptureFixture[str]) -> None:

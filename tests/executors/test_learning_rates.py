@@ -165,7 +165,10 @@ def test_the_vector_of_fedaux_keeps_its_multiple(federation: Any) -> None:
     [
         (ReduceLROnPlateau, "must follow from the round"),
         (functools.partial(CosineAnnealingLR), "model.lr_scheduler: .*T_max"),
-        (functools.partial(OneCycleLR, max_lr=1.0, total_steps=3), "in round 4: Tried to step"),
+        (
+            functools.partial(OneCycleLR, max_lr=1.0, total_steps=3),
+            r"ends after 4 rounds, and trainer.num_rounds is 9 \(Tried to step 4 times.*set trainer.num_rounds to 4",
+        ),
         (lambda optimizer: optimizer, "model.lr_scheduler is a _Groups"),
     ],
 )
@@ -176,10 +179,11 @@ def test_what_is_no_function_of_the_round_is_refused_before_training(
         def on_round_start(self, trainer: Any) -> None:
             raise AssertionError("a round has begun")
 
+    trainer = make_trainer(num_rounds=9, callbacks=[NoRound()])
     with pytest.raises(ValueError, match=message):
-        make_trainer(num_rounds=9, callbacks=[NoRound()]).fit(
-            ClientModule(NET, ONE, lr_scheduler=scheduler), federation, FedAvg()
-        )
+        trainer.fit(ClientModule(NET, ONE, lr_scheduler=scheduler), federation, FedAvg())
+    assert not trainer.started
+    assert not trainer.root.exists()
 
 
 def test_a_scheduler_instead_of_its_class_is_refused() -> None:

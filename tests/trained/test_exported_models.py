@@ -1,6 +1,7 @@
 """What leaves a run scores what the run reported, or is refused by name."""
 
 import copy
+import functools
 import importlib
 import inspect
 import runpy
@@ -8,11 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from task_data import Clouds
 from torch import nn
 from torch_geometric.nn import GraphSAGE
+from trained_runs import loaded
 
 import fl_lightning as fl
 from fl_lightning import strategies
@@ -133,6 +136,46 @@ def test_a_file_gives_the_model_back(federation, make_model, make_trainer, tmp_p
     (tmp_path / "load_mine.py").write_text("mine")
     with pytest.raises(ValueError, match=r"load_mine.py, which would load the model, is there already"):
         export(run, run.names[0], tmp_path / "mine.pt")
+
+
+def test_what_fails_its_check_leaves_what_was_there(federation, make_trainer, tmp_path, monkeypatch) -> None:
+    run = loaded(make_trainer, federation)
+    export(run, run.names[0], tmp_path / "there" / "model.pt")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "there").iterdir()}
+    monkeypatch.setattr(run, "same", lambda *_: False)
+    with pytest.raises(ValueError, match="it computes something else"):
+        export(run, run.names[1], tmp_path / "there" / "model.pt")
+    assert set(before) == {"model.pt", "load_model.py"}
+    assert {path.name: path.read_bytes() for path in (tmp_path / "there").iterdir()} == before
+
+
+def test_one_file_of_python_loads_one_model(federation, make_trainer, tmp_path) -> None:
+    run = loaded(make_trainer, federation, Local)
+    loader = export(run, run.names[0], tmp_path / "m.pt")
+    with pytest.raises(ValueError, match=r"--to .*m.safetensors: .*load_m.py loads m.pt: .*or delete m.pt"):
+        export(run, run.names[1], tmp_path / "m.safetensors")
+    assert not (tmp_path / "m.safetensors").exists()
+    assert run.same(runpy.run_path(str(loader))["load"](), run.client(run.names[0]), run.names[0])
+
+
+def test_numbers_of_numpy_and_infinite_ones_are_written(federation, make_trainer, tmp_path) -> None:
+    def client() -> fl.ClientModule:
+        numbers = {"hidden_channels": np.int64(8), "dropout": np.float64(0.25), "num_layers": 2}
+        return fl.ClientModule(net=functools.partial(Bounded, bounds=(-np.inf, np.float32(1)), **numbers))
+
+    folder = fit(make_trainer, federation, FedAvg(num_epochs=1), client())
+    run = fl.load_run(folder, client=client(), data=federation, strategy=FedAvg(num_epochs=1))
+    loader = export(run, None, tmp_path / "model.pt")
+    assert "bounds=(float('-inf'), 1.0), hidden_channels=8, dropout=0.25" in loader.read_text()
+    model = runpy.run_path(str(loader))["load"]()
+    assert model.net.bounds == (-np.inf, 1)
+    assert run.same(model, run.global_model(), run.names[0])
+
+
+class Bounded(GCN):
+    def __init__(self, *args: Any, bounds: tuple[float, float], **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.bounds = bounds
 
 
 def test_edges_may_come_in_any_order_with_loops_and_twice(federation, make_trainer) -> None:

@@ -89,6 +89,8 @@ def test_what_does_not_fit_is_named(run, tmp_path) -> None:
         (Data(x=torch.ones(3, 4), edge_index=torch.zeros(2, 0).long()), "has 4 features, the run's clients have 6"),
         (graph_of(data, y=torch.full((data.size,), 3)), "y has class 3, but the run's classes are 0 to 2"),
         (graph_of(data, y=data.y_N, train_mask=torch.ones(2)), "train_mask is torch.float32 of shape .2,."),
+        (graph_of(data, y=["a"] * data.size), r"y is a list that makes no tensor \(too many .*: give numbers"),
+        (graph_of(data, y=data.y_N, train_mask=["yes"]), "train_mask is a list that makes no tensor"),
         (
             graph_of(data, edge_weight=torch.ones(data.num_edges)),
             "must have the edge_weight that the run",
@@ -183,6 +185,12 @@ def test_rows(make_trainer, tmp_path) -> None:
     assert torch.allclose(run.predict(rows, run.names[0]), run.predictions()[run.names[0]], atol=1e-6)
     with pytest.raises(ValueError, match="give finite numbers x, a row for each example"):
         run.predict(rows[0])
+
+
+@pytest.mark.parametrize("whose", [["--client", "c"], ["--client=c"], ["--global"], ["--onboard"]])
+def test_the_run_may_be_named_last(whose: list[str], capsys) -> None:
+    assert main(["predict", "--data", "mine.pt", *whose, "runs/none"]) == 2
+    assert "fl-train predict: error: there is no folder runs/none" in capsys.readouterr().err
 
 
 @pytest.mark.full

@@ -22,7 +22,7 @@ from fl_lightning.command_line import main
 from fl_lightning.models import MLP
 from fl_lightning.round.privacy import RecordPrivacy
 from fl_lightning.run.joining import extended
-from fl_lightning.strategies import DPSGD, Ditto, FedPer, Panacea
+from fl_lightning.strategies import DPSGD, Ditto, FedBABU, FedPer, Panacea
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -67,6 +67,21 @@ def test_a_new_client_learns_what_is_its_own(strategy, unrelated, make_trainer) 
     for name, model in state["models"].items():
         assert torch.equal(run._run.strategy.state_dict()["models"][name], model)
     assert len(run._run.registry) == 5
+
+
+def test_the_servers_model_is_that_of_the_run_that_a_client_joined(unrelated, make_trainer) -> None:
+    run = loaded(make_trainer, unrelated, FedPer)
+    data = run.data(run.names[0])
+    new = graph_of(data, y=data.y_N)
+    joined = run.onboard(new, "late", num_epochs=2)
+    for ask in (joined.global_model, lambda: joined.predict(new), lambda: joined.predict(new, num_finetune_epochs=1)):
+        with pytest.raises(ValueError, match="FedPer left each client a model of its own"):
+            ask()
+    run = loaded(make_trainer, unrelated, FedBABU)
+    joined = run.onboard(new, "late")
+    assert torch.equal(joined.predict(new), run.predict(new))
+    assert not torch.equal(joined.predict(new), joined.predict(new, "late"))
+    assert run.same(joined.onboard(new, "later").global_model(), run.global_model(), run.names[0])
 
 
 def test_a_new_client_of_every_task(make_trainer, tmp_path) -> None:
