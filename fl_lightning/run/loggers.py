@@ -9,6 +9,7 @@ import contextlib
 import csv
 import io
 import math
+import warnings
 from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -266,8 +267,15 @@ def log_settings(loggers: Iterable[Logger], settings: dict[str, Any]) -> None:
 
 
 def end(loggers: Iterable[Logger], result: Mapping[str, float], settings: Mapping[str, Any], *, is_whole: bool) -> None:
-    """Close the loggers, with the result of the run and whether it was completed."""
+    """Close the loggers, with the result of the run and whether it was completed; warn of those that fail."""
     for logger in loggers:
-        if hasattr(logger, "log_result"):
-            logger.log_result(result, settings)
-        logger.finalize("success" if is_whole else "failed")
+        try:
+            if hasattr(logger, "log_result"):
+                logger.log_result(result, settings)
+            logger.finalize("success" if is_whole else "failed")
+        except Exception as error:  # of any logger: the run is over, and has its result
+            warnings.warn(
+                f"trainer.logger: {type(logger).__name__} could not be closed ({type(error).__name__}: {error}), and "
+                "may lack the end of the run: metrics.csv and result.json in the run's folder have it",
+                stacklevel=2,
+            )

@@ -1,4 +1,6 @@
+import contextlib
 import csv
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -121,6 +123,36 @@ def test_loggers_hold_the_chosen_round_and_the_table_is_written_beside_them(
     events = EventAccumulator(str(tmp_path / "board")).Reload()
     assert events.Scalars("best/val/loss")[0].value == pytest.approx(result["val/loss"])
     assert "hparams" in events.summary_metadata["_hparams_/experiment"].plugin_data.plugin_name
+
+
+class Offline(TensorBoardLogger):
+    """A logger that fails when it is closed."""
+
+    def finalize(self, status: str) -> None:
+        raise ConnectionError("no network")
+
+
+class Noted(TensorBoardLogger):
+    """A logger that notes how it is closed."""
+
+    status = ""
+
+    def finalize(self, status: str) -> None:
+        self.status = status
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_logger_that_cannot_be_closed_costs_neither_result_nor_error_nor_other_loggers(
+    make_trainer: Any, make_model: Any, federation: Any, dies: bool
+) -> None:
+    other = Noted()
+    trainer = make_trainer(num_rounds=4, logger=[Offline(), other], callbacks=[Dies()] if dies else None)
+    ends = pytest.raises(KeyboardInterrupt) if dies else contextlib.nullcontext()
+    with ends, pytest.warns(UserWarning, match=r"Offline could not be closed \(ConnectionError: no network\)"):
+        trainer.fit(make_model(), federation, FedAvg(num_epochs=1))
+    actual = json.loads((trainer.run.folder / "result.json").read_text())
+    assert (actual["status"], actual["num_rounds"]) == (("interrupted", 3) if dies else ("finished", 4))
+    assert other.status == ("failed" if dies else "success")
 
 
 def test_csv_logger_of_fabric(make_trainer: Any, make_model: Any, federation: Any, tmp_path: Path) -> None:
