@@ -39,7 +39,8 @@ def read_checkpoint(path: Path, ckpt_path: str | None) -> tuple[Path, dict[str, 
 def choose_checkpoint(run: Run, root: Path, name: str) -> Path:
     """The newest checkpoint of a name that has the run's data, partition, strategy, net, clients and seed.
 
-    Checkpoints whose other settings are also the same are preferred.
+    Checkpoints whose other settings are also the same are preferred. One that cannot be read is passed over, unless it
+    is the newest.
 
     Args:
         run: The run, set up.
@@ -47,12 +48,20 @@ def choose_checkpoint(run: Run, root: Path, name: str) -> Path:
         name: ``last`` or ``best``.
 
     Raises:
-        ValueError: There is none; the message lists the others and their differences.
-        DamagedCheckpoint: A candidate cannot be read.
+        ValueError: There is none, and the message lists the others and their differences; or the newest has another
+            format.
+        DamagedCheckpoint: The newest cannot be read.
     """
     others, alike = list[str](), list[tuple[Path, list[str]]]()
-    for path in checkpoints_of(root, name):
-        content = _peek(path)
+    newest, *_ = paths = checkpoints_of(root, name)
+    for path in paths:
+        try:
+            content = _peek(path)
+        except ValueError as error:
+            if path == newest:
+                raise
+            others.append(f"{path.parent.parent.name} ({error})")
+            continue
         saved, current = content["identity"], state.identity(run)
         if differing := checkpoint.differing(saved, current):
             sites = checkpoint.differing_sites(saved, current)

@@ -255,6 +255,26 @@ def test_last_continues_the_newest_run_in_its_folder(saved, path, federation, ma
     assert [row["round"] for row in trainer.run.history] == [0, 1, 2]
 
 
+def test_only_the_newest_run_must_be_readable(path, federation, make_model, make_trainer) -> None:
+    for _ in range(2):
+        make_trainer(num_rounds=1, callbacks=FederatedCheckpoint()).fit(make_model(), federation, FedAvg())
+    newest = path.parents[2] / "version_1/checkpoints/last.ckpt"
+    checkpoint.write(path, {**checkpoint.read(path), "format_version": 2})
+
+    def resume(**settings: Any) -> Any:
+        trainer = make_trainer(num_rounds=2, **settings)
+        trainer.fit(make_model(), federation, FedAvg(num_epochs=2), ckpt_path="last", resume_with_changes=True)
+        return trainer
+
+    with pytest.warns(UserWarning, match="resumed with other settings"):
+        assert resume().run.folder == newest.parent.parent
+    with pytest.raises(ValueError, match=r"no last\.ckpt .*: version_1 \(seed: .*\); version_0 \(.* has format version 2"):
+        resume(seed=1)
+    checkpoint.write(newest, {**checkpoint.read(newest), "format_version": 2})
+    with pytest.raises(ValueError, match=r"^checkpoint .*version_1/checkpoints/last\.ckpt has format version 2"):
+        resume()
+
+
 def test_last_without_a_checkpoint_starts_anew_and_says_so(federation, make_model, make_trainer) -> None:
     trainer = make_trainer()
     with pytest.warns(UserWarning, match=r"no last\.ckpt in .*federation: starting from round 0"):
