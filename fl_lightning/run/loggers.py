@@ -92,7 +92,8 @@ class CSVLogger(RunLogger):
     """Writes ``metrics.csv``: one row per round, written as soon as the round is over.
 
     Args:
-        root_dir: Folder of the file; None for the run's folder.
+        root_dir: Folder in which each run has its file, ``<run_name>/version_<n>/metrics.csv``, beside the one in the
+            run's folder; None for that one alone.
     """
 
     def __init__(self, root_dir: str | None = None) -> None:
@@ -101,13 +102,18 @@ class CSVLogger(RunLogger):
 
     @property
     def name(self) -> str:
-        """None: the file lies in the run's folder itself."""
+        """None: the folder of the file has the run's name."""
         return ""
 
     @property
     def version(self) -> str:
-        """None: the file lies in the run's folder itself."""
+        """None: the folder of the file has the run's version."""
         return ""
+
+    def path(self, folder: Path) -> Path:
+        """The file of the run with this folder."""
+        parent = Path(self.setting).expanduser() / folder.parent.name / folder.name if self.setting else folder
+        return parent / "metrics.csv"
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -116,8 +122,17 @@ class CSVLogger(RunLogger):
 
     @rank_zero_only
     def begin(self, folder: Path, history: Sequence[Mapping[str, float]]) -> None:
-        """Make the file contain these rounds and no others."""
-        self.table = RoundTable(Path(self.setting or folder).expanduser() / "metrics.csv")
+        """Make the file contain these rounds and no others.
+
+        Raises:
+            ValueError: It is in ``root_dir`` and another run's.
+        """
+        self.table = RoundTable(self.path(folder))
+        if self.setting and not history and self.table.path.exists():
+            raise ValueError(
+                f"CSVLogger.root_dir is {self.setting!r}, where {self.table.path} is of another run: give another "
+                "root_dir or trainer.run_name, or move the file away"
+            )
         self.table.replace(history)
 
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
@@ -248,13 +263,18 @@ def begin(given: Sequence[Logger] | bool, folder: Path, history: Sequence[Mappin
     loggers: list[Logger] = [] if isinstance(given, bool) else list(given)
     if given is True:
         loggers = [CSVLogger(), TensorBoardLogger()]
-    elif loggers and not any(isinstance(logger, CSVLogger) for logger in loggers):
+    elif loggers and not any(_is_in(folder, logger) for logger in loggers):
         loggers = [CSVLogger(), *loggers]
     for logger in loggers:
         if isinstance(logger, RunLogger):
             logger.begin(folder, history)
         getattr(logger, "experiment", None)  # created on first access, which takes longer than a round
     return loggers
+
+
+def _is_in(folder: Path, logger: Logger) -> bool:
+    """Whether a logger writes ``metrics.csv`` in the run's folder."""
+    return isinstance(logger, CSVLogger) and logger.path(folder).resolve() == CSVLogger().path(folder).resolve()
 
 
 def log_settings(loggers: Iterable[Logger], settings: dict[str, Any]) -> None:
