@@ -202,8 +202,9 @@ class FederatedTrainer(Counted):
         path = open_folder(run, self.root, meant)
         with locked(self.fabric, run.folder):
             if path is not None:
-                result = read_checkpoint(path, ckpt_path)
-                state.restore(run, self.callbacks, *result, changes="take" if resume_with_changes else "refuse")
+                path, content = read_checkpoint(path, ckpt_path)
+                changes: Literal["take", "refuse"] = "take" if resume_with_changes else "refuse"
+                state.restore(run, self.callbacks, path, content, changes=changes)
                 run.checkpoints.add(path)
             with recorded(run, self, self._hooks, profile=profile):
                 self._hooks.call("on_fit_start")
