@@ -352,7 +352,7 @@ class FederatedTrainer(Counted):
         parts, ckpt_path = complete(*parts, last=self._run), ckpt_path or "best"
         meant = find_checkpoint(self.root, ckpt_path, required=True)
         run = self._assemble(*parts)
-        path = open_folder(run, self.root, meant)
+        path = open_folder(run, self.root, meant, trains=False)
         assert path is not None
         state.restore(run, self.callbacks, *read_checkpoint(path, ckpt_path))
         return run

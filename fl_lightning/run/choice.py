@@ -13,20 +13,23 @@ from fl_lightning.run.folder import checkpoints_of, new_run_folder, run_folder_o
 _MOST_RUNS, _MOST_DIFFERENCES = 5, 3
 
 
-def open_folder(run: Run, root: Path, meant: Path | str | None) -> Path | None:
+def open_folder(run: Run, root: Path, meant: Path | str | None, *, trains: bool = True) -> Path | None:
     """Give a run the folder of the chosen checkpoint, or a new one; collective.
 
     Args:
         run: The run, set up.
         root: Folder of the versions.
         meant: A path, ``last`` or ``best``, or None for a new run (:func:`~.folder.find_checkpoint`).
+        trains: Whether the run trains; one that does not needs no new folder, but has that of a checkpoint that was
+            moved.
 
     Returns:
         The checkpoint.
     """
     path = choose_checkpoint(run, root, meant) if isinstance(meant, str) else meant
     if run.fabric.is_global_zero:
-        run.folder = (run_folder_of(path) if path else None) or new_run_folder(root)
+        moved_to = path.parent if path and not trains else None
+        run.folder = (run_folder_of(path) if path else None) or moved_to or new_run_folder(root)
     run.folder = run.fabric.broadcast(run.folder)
     return path
 
