@@ -1,6 +1,7 @@
 """Writes checkpoints, often enough to lose little and rarely enough to cost little."""
 
 import re
+import shutil
 import time
 import warnings
 from pathlib import Path
@@ -10,8 +11,9 @@ from torch import Tensor
 
 from fl_lightning.executors.storage import Allocate
 from fl_lightning.run import checkpoint
+from fl_lightning.run.assembly import Run
 from fl_lightning.run.callback import Callback, Trainer
-from fl_lightning.run.folder import free_bytes
+from fl_lightning.run.folder import free_bytes, whole_file, writing
 
 
 class FederatedCheckpoint(Callback):
@@ -58,23 +60,13 @@ class FederatedCheckpoint(Callback):
         self.save_best = save_best
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        """Start the clock, and warn if the disk is too full for the run's checkpoints."""
+        """Start the clock, warn if the disk is too full, and have ``best.ckpt`` be that of a resumed state."""
         self._last_write, self._pause = time.monotonic(), self.every_seconds
         self._snapshot: dict[str, Any] | None = None
         self._snapshot_is_pending = False
         self._warn_of_full_disk(trainer)
-        best = trainer.run.folder / "checkpoints" / "best.ckpt"
-        if (
-            self.save_best
-            and trainer.run.selection.best_round >= 0
-            and trainer.fabric.is_global_zero
-            and not best.exists()
-        ):
-            warnings.warn(
-                f"round {trainer.run.selection.best_round} was the best so far, but there is no {best}: it will be "
-                "written when a better round comes",
-                stacklevel=2,
-            )
+        if self.save_best and trainer.fabric.is_global_zero:
+            _resume_best(trainer.run)
 
     def _warn_of_full_disk(self, trainer: Trainer) -> None:
         """Compare free space with an estimate: each file holds the server's and the clients' state."""
@@ -140,6 +132,36 @@ class FederatedCheckpoint(Callback):
         past = sorted(number for number in result if number <= round_idx)
         for number in past[: -self.keep] if self.keep is not None else []:
             result[number].unlink()
+
+
+def _resume_best(run: Run) -> None:
+    """Have ``best.ckpt`` be the best round of the state that a run begins with, or set it aside."""
+    best, best_round = run.folder / "checkpoints" / "best.ckpt", run.selection.best_round
+    if best.exists() and not _ends_with(best, run.history[best_round : best_round + 1]):
+        abandoned = best.with_name(f"{best.name}.abandoned")  # not .ckpt: nothing is resumed from it unasked
+        with writing(abandoned):
+            best.replace(abandoned)
+        warnings.warn(f"{best} is of rounds that the resumed run has not: it is now {abandoned.name}", stacklevel=3)
+    if best.exists() or best_round < 0:
+        return
+    if best_round == run.round_idx - 1:
+        resumed_from, *_ = run.checkpoints
+        with whole_file(best) as temporary:
+            shutil.copyfile(resumed_from, temporary)
+    else:
+        warnings.warn(
+            f"round {best_round} was the best so far, but there is no {best}: it will be written when a better round "
+            "comes",
+            stacklevel=3,
+        )
+
+
+def _ends_with(path: Path, rows: list[dict[str, float]]) -> bool:
+    """Whether the last round of a checkpoint is this one, down to its seconds; false for a damaged file."""
+    try:
+        return repr(checkpoint.peek(path)["history"][-1:]) == repr(rows)  # which may contain NaN
+    except ValueError:
+        return False
 
 
 #: Smallest ratio of the time between writes to the duration of the last write.

@@ -203,8 +203,9 @@ class FederatedTrainer(Counted):
         path = open_folder(run, self.root, meant)
         with locked(self.fabric, run.folder):
             if path is not None:
-                result = read_checkpoint(path, ckpt_path)
-                state.restore(run, self.callbacks, *result, changes="take" if resume_with_changes else "refuse")
+                path, content = read_checkpoint(path, ckpt_path)
+                changes: Literal["take", "refuse"] = "take" if resume_with_changes else "refuse"
+                state.restore(run, self.callbacks, path, content, changes=changes)
                 run.checkpoints.add(path)
             with recorded(run, self, self._hooks, profile=profile):
                 self._hooks.call("on_fit_start")
@@ -352,7 +353,7 @@ class FederatedTrainer(Counted):
         parts, ckpt_path = complete(*parts, last=self._run), ckpt_path or "best"
         meant = find_checkpoint(self.root, ckpt_path, required=True)
         run = self._assemble(*parts)
-        path = open_folder(run, self.root, meant)
+        path = open_folder(run, self.root, meant, trains=False)
         assert path is not None
         state.restore(run, self.callbacks, *read_checkpoint(path, ckpt_path))
         return run

@@ -13,20 +13,23 @@ from fl_lightning.run.folder import checkpoints_of, new_run_folder, run_folder_o
 _MOST_RUNS, _MOST_DIFFERENCES = 5, 3
 
 
-def open_folder(run: Run, root: Path, meant: Path | str | None) -> Path | None:
+def open_folder(run: Run, root: Path, meant: Path | str | None, *, trains: bool = True) -> Path | None:
     """Give a run the folder of the chosen checkpoint, or a new one; collective.
 
     Args:
         run: The run, set up.
         root: Folder of the versions.
         meant: A path, ``last`` or ``best``, or None for a new run (:func:`~.folder.find_checkpoint`).
+        trains: Whether the run trains; one that does not needs no new folder, but has that of a checkpoint that was
+            moved.
 
     Returns:
         The checkpoint.
     """
     path = choose_checkpoint(run, root, meant) if isinstance(meant, str) else meant
     if run.fabric.is_global_zero:
-        run.folder = (run_folder_of(path) if path else None) or new_run_folder(root)
+        moved_to = path.parent if path and not trains else None
+        run.folder = (run_folder_of(path) if path else None) or moved_to or new_run_folder(root)
     run.folder = run.fabric.broadcast(run.folder)
     return path
 
@@ -39,7 +42,8 @@ def read_checkpoint(path: Path, ckpt_path: str | None) -> tuple[Path, dict[str, 
 def choose_checkpoint(run: Run, root: Path, name: str) -> Path:
     """The newest checkpoint of a name that has the run's data, partition, strategy, net, clients and seed.
 
-    Checkpoints whose other settings are also the same are preferred.
+    Checkpoints whose other settings are also the same are preferred. One that cannot be read is passed over, unless it
+    is the newest.
 
     Args:
         run: The run, set up.
@@ -47,12 +51,20 @@ def choose_checkpoint(run: Run, root: Path, name: str) -> Path:
         name: ``last`` or ``best``.
 
     Raises:
-        ValueError: There is none; the message lists the others and their differences.
-        DamagedCheckpoint: A candidate cannot be read.
+        ValueError: There is none, and the message lists the others and their differences; or the newest has another
+            format.
+        DamagedCheckpoint: The newest cannot be read.
     """
     others, alike = list[str](), list[tuple[Path, list[str]]]()
-    for path in checkpoints_of(root, name):
-        content = _peek(path)
+    newest, *_ = paths = checkpoints_of(root, name)
+    for path in paths:
+        try:
+            content = _peek(path)
+        except ValueError as error:
+            if path == newest:
+                raise
+            others.append(f"{path.parent.parent.name} ({error})")
+            continue
         saved, current = content["identity"], state.identity(run)
         if differing := checkpoint.differing(saved, current):
             sites = checkpoint.differing_sites(saved, current)

@@ -9,6 +9,7 @@ import contextlib
 import csv
 import io
 import math
+import warnings
 from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -91,7 +92,8 @@ class CSVLogger(RunLogger):
     """Writes ``metrics.csv``: one row per round, written as soon as the round is over.
 
     Args:
-        root_dir: Folder of the file; None for the run's folder.
+        root_dir: Folder in which each run has its file, ``<run_name>/version_<n>/metrics.csv``, beside the one in the
+            run's folder; None for that one alone.
     """
 
     def __init__(self, root_dir: str | None = None) -> None:
@@ -100,13 +102,18 @@ class CSVLogger(RunLogger):
 
     @property
     def name(self) -> str:
-        """None: the file lies in the run's folder itself."""
+        """None: the folder of the file has the run's name."""
         return ""
 
     @property
     def version(self) -> str:
-        """None: the file lies in the run's folder itself."""
+        """None: the folder of the file has the run's version."""
         return ""
+
+    def path(self, folder: Path) -> Path:
+        """The file of the run with this folder."""
+        parent = Path(self.setting).expanduser() / folder.parent.name / folder.name if self.setting else folder
+        return parent / "metrics.csv"
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -115,8 +122,17 @@ class CSVLogger(RunLogger):
 
     @rank_zero_only
     def begin(self, folder: Path, history: Sequence[Mapping[str, float]]) -> None:
-        """Make the file contain these rounds and no others."""
-        self.table = RoundTable(Path(self.setting or folder).expanduser() / "metrics.csv")
+        """Make the file contain these rounds and no others.
+
+        Raises:
+            ValueError: It is in ``root_dir`` and another run's.
+        """
+        self.table = RoundTable(self.path(folder))
+        if self.setting and not history and self.table.path.exists():
+            raise ValueError(
+                f"CSVLogger.root_dir is {self.setting!r}, where {self.table.path} is of another run: give another "
+                "root_dir or trainer.run_name, or move the file away"
+            )
         self.table.replace(history)
 
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
@@ -247,13 +263,18 @@ def begin(given: Sequence[Logger] | bool, folder: Path, history: Sequence[Mappin
     loggers: list[Logger] = [] if isinstance(given, bool) else list(given)
     if given is True:
         loggers = [CSVLogger(), TensorBoardLogger()]
-    elif loggers and not any(isinstance(logger, CSVLogger) for logger in loggers):
+    elif loggers and not any(_is_in(folder, logger) for logger in loggers):
         loggers = [CSVLogger(), *loggers]
     for logger in loggers:
         if isinstance(logger, RunLogger):
             logger.begin(folder, history)
         getattr(logger, "experiment", None)  # created on first access, which takes longer than a round
     return loggers
+
+
+def _is_in(folder: Path, logger: Logger) -> bool:
+    """Whether a logger writes ``metrics.csv`` in the run's folder."""
+    return isinstance(logger, CSVLogger) and logger.path(folder).resolve() == CSVLogger().path(folder).resolve()
 
 
 def log_settings(loggers: Iterable[Logger], settings: dict[str, Any]) -> None:
@@ -266,8 +287,15 @@ def log_settings(loggers: Iterable[Logger], settings: dict[str, Any]) -> None:
 
 
 def end(loggers: Iterable[Logger], result: Mapping[str, float], settings: Mapping[str, Any], *, is_whole: bool) -> None:
-    """Close the loggers, with the result of the run and whether it was completed."""
+    """Close the loggers, with the result of the run and whether it was completed; warn of those that fail."""
     for logger in loggers:
-        if hasattr(logger, "log_result"):
-            logger.log_result(result, settings)
-        logger.finalize("success" if is_whole else "failed")
+        try:
+            if hasattr(logger, "log_result"):
+                logger.log_result(result, settings)
+            logger.finalize("success" if is_whole else "failed")
+        except Exception as error:  # of any logger: the run is over, and has its result
+            warnings.warn(
+                f"trainer.logger: {type(logger).__name__} could not be closed ({type(error).__name__}: {error}), and "
+                "may lack the end of the run: metrics.csv and result.json in the run's folder have it",
+                stacklevel=2,
+            )

@@ -38,9 +38,11 @@ def recorded(run: Run, trainer: Any, hooks: Hooks, *, profile: bool) -> Iterator
 
 
 def _end(run: Run, error: BaseException | None, *, started: bool) -> None:
-    loggers.end(run.loggers, run.selection.result, run.written, is_whole=error is None)
-    if started and run.fabric.is_global_zero:
-        result.write(run, error)
+    try:
+        if started and run.fabric.is_global_zero:
+            result.write(run, error)
+    finally:
+        loggers.end(run.loggers, run.selection.result, run.written, is_whole=error is None)
 
 
 def _write_profile(run: Run) -> None:

@@ -1,4 +1,6 @@
+import contextlib
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +88,16 @@ def test_files_that_take_long_are_written_less_often(
     assert [*clock.writes_by_round, clock.writes] == [0, 1, 1, 2, 2, 3, 3, 4]
 
 
+class Choose(Callback):
+    """Decides which round is the best after each round."""
+
+    def __init__(self, best_rounds: Sequence[int]) -> None:
+        self.best_rounds = best_rounds
+
+    def on_round_end(self, trainer: Any, metrics: dict[str, float]) -> None:
+        trainer.run.selection.best_round = self.best_rounds[trainer.run.round_idx]
+
+
 @pytest.mark.parametrize(
     "best_rounds",
     [(0, 0, 0, 0), (0, 0, 2, 2), (0, 1, 2, 2), (0, 1, 1, 3)],
@@ -94,12 +106,8 @@ def test_files_that_take_long_are_written_less_often(
 def test_best_is_the_state_of_its_round(
     make_trainer: Any, make_model: Any, federation: Any, tmp_path: Path, best_rounds: tuple[int, ...]
 ) -> None:
-    class Choose(Callback):
-        def on_round_end(self, trainer: Any, metrics: dict[str, float]) -> None:
-            trainer.run.selection.best_round = best_rounds[trainer.run.round_idx]
-
     watch = Watch()
-    callbacks = [Choose(), FederatedCheckpoint(every_n_rounds=2), watch]
+    callbacks = [Choose(best_rounds), FederatedCheckpoint(every_n_rounds=2), watch]
     make_trainer(num_rounds=4, callbacks=callbacks).fit(make_model(), federation, FedAvg())
     best = best_rounds[-1]
     saved = checkpoint.read(files(tmp_path)["best.ckpt"])
@@ -136,11 +144,69 @@ def test_interrupted_and_resumed_equals_uninterrupted(
 
 
 def test_missing_best_file_is_said(make_trainer: Any, make_model: Any, federation: Any) -> None:
-    first = make_trainer(num_rounds=1, callbacks=FederatedCheckpoint(save_best=False))
+    first = make_trainer(num_rounds=2, callbacks=[Choose([0, 0]), FederatedCheckpoint(save_best=False)])
     first.fit(make_model(), federation, FedAvg())
-    second = make_trainer(num_rounds=1, callbacks=FederatedCheckpoint())
+    second = make_trainer(num_rounds=2, callbacks=FederatedCheckpoint())
     with pytest.warns(UserWarning, match=r"round 0 was the best so far, but there is no .*best.ckpt"):
         second.fit(make_model(), federation, FedAvg(), ckpt_path="last")
+
+
+@pytest.mark.parametrize(
+    ("best_rounds", "resumed_from"),
+    [((0, 1, 1, 3), 2), ((-1, -1, 2, 2), 2), ((0, 1, 1, 1), 2), ((0, 1, 1, 1), 4)],
+    ids=["another was written", "none yet", "not abandoned", "continued"],
+)
+def test_best_is_of_the_rounds_that_a_run_goes_back_to(
+    make_trainer: Any,
+    make_model: Any,
+    federation: Any,
+    tmp_path: Path,
+    best_rounds: tuple[int, ...],
+    resumed_from: int,
+) -> None:
+    def fit(num_rounds: int, best_rounds: Sequence[int], ckpt_path: str | None = None) -> None:
+        callbacks = [Choose(best_rounds), FederatedCheckpoint(every_n_rounds=1, keep=None)]
+        trainer = make_trainer(num_rounds=num_rounds, callbacks=callbacks)
+        trainer.fit(make_model(), federation, FedAvg(num_epochs=1), ckpt_path=ckpt_path)
+
+    fit(4, best_rounds)
+    before = {name: path.read_bytes() for name, path in files(tmp_path).items()}
+    best = best_rounds[resumed_from - 1]
+    is_abandoned = best != best_rounds[-1]
+    warns = pytest.warns(UserWarning, match=r"best\.ckpt is of rounds that the resumed run has not: it is now")
+    with warns if is_abandoned else contextlib.nullcontext():
+        fit(5, [best] * 5, ckpt_path=str(files(tmp_path)[f"round={resumed_from:06d}.ckpt"]))
+    after = {name: path.read_bytes() for name, path in files(tmp_path).items()}
+    assert after.get("best.ckpt.abandoned") == (before["best.ckpt"] if is_abandoned else None)
+    assert after.get("best.ckpt") == before.get(f"round={best + 1:06d}.ckpt")
+
+
+@pytest.mark.filterwarnings("ignore:resumed with other settings")
+@pytest.mark.filterwarnings("ignore:round 2 was the best so far")
+def test_best_of_the_same_round_with_other_settings_is_set_aside(
+    make_trainer: Any, make_model: Any, federation: Any, tmp_path: Path
+) -> None:
+    def fit(num_rounds: int, num_epochs: int, ckpt_path: str | None = None) -> None:
+        callbacks = [Choose([0, 1, 2, 2, 2]), FederatedCheckpoint(every_n_rounds=1, keep=None)]
+        strategy = FedAvg(num_epochs=num_epochs)
+        trainer = make_trainer(num_rounds=num_rounds, callbacks=callbacks)
+        trainer.fit(make_model(), federation, strategy, ckpt_path=ckpt_path, resume_with_changes=True)
+
+    fit(4, num_epochs=1)
+    for num_rounds, num_epochs, origin in ((3, 2, "round=000002.ckpt"), (5, 1, "round=000004.ckpt")):
+        assert checkpoint.read(files(tmp_path)["best.ckpt"])["round"] == 3
+        with pytest.warns(UserWarning, match="rounds that the resumed run has not"):
+            fit(num_rounds, num_epochs, str(files(tmp_path)[origin]))
+    assert "best.ckpt" not in files(tmp_path)
+
+
+def test_nothing_is_resumed_from_what_was_set_aside(tmp_path: Path) -> None:
+    for name in ("round=000001.ckpt", "best.ckpt.abandoned"):
+        content = {"format_version": checkpoint.FORMAT_VERSION, "round": len(name)}
+        checkpoint.write(tmp_path / name, content)
+    (tmp_path / "last.ckpt").write_bytes(b"")
+    with pytest.warns(UserWarning, match=r"continuing from round=000001\.ckpt"):
+        assert checkpoint.read_last(tmp_path / "last.ckpt")[0].name == "round=000001.ckpt"
 
 
 @pytest.mark.parametrize("settings", [{"every_n_rounds": 0}, {"keep": 0}, {"every_seconds": -1.0}])

@@ -255,6 +255,26 @@ def test_last_continues_the_newest_run_in_its_folder(saved, path, federation, ma
     assert [row["round"] for row in trainer.run.history] == [0, 1, 2]
 
 
+def test_only_the_newest_run_must_be_readable(path, federation, make_model, make_trainer) -> None:
+    for _ in range(2):
+        make_trainer(num_rounds=1, callbacks=FederatedCheckpoint()).fit(make_model(), federation, FedAvg())
+    newest = path.parents[2] / "version_1/checkpoints/last.ckpt"
+    checkpoint.write(path, {**checkpoint.read(path), "format_version": 2})
+
+    def resume(**settings: Any) -> Any:
+        trainer = make_trainer(num_rounds=2, **settings)
+        trainer.fit(make_model(), federation, FedAvg(num_epochs=2), ckpt_path="last", resume_with_changes=True)
+        return trainer
+
+    with pytest.warns(UserWarning, match="resumed with other settings"):
+        assert resume().run.folder == newest.parent.parent
+    with pytest.raises(ValueError, match=r": version_1 \(seed: .*\); version_0 \(.* has format version 2"):
+        resume(seed=1)
+    checkpoint.write(newest, {**checkpoint.read(newest), "format_version": 2})
+    with pytest.raises(ValueError, match=r"^checkpoint .*version_1/checkpoints/last\.ckpt has format version 2"):
+        resume()
+
+
 def test_last_without_a_checkpoint_starts_anew_and_says_so(federation, make_model, make_trainer) -> None:
     trainer = make_trainer()
     with pytest.warns(UserWarning, match=r"no last\.ckpt in .*federation: starting from round 0"):
@@ -273,6 +293,18 @@ def test_validation_and_test_repeat_the_metrics_of_the_round(saved, path, federa
         assert len(actual) == 8  # of the mixed model; the trained ones have ended with their round
         assert actual == {name: expected[name] for name in actual}
         assert {f"trained/{name}" for name in actual} <= expected.keys()
+
+
+def test_a_moved_checkpoint_is_evaluated_without_a_new_version(
+    saved, path, federation, make_model, make_trainer, tmp_path
+) -> None:
+    moved = path.rename(tmp_path / "moved.ckpt")
+    trainer = make_trainer()
+    trainer.test(make_model(), federation, FedAvg(), str(moved))
+    assert trainer.run.folder == tmp_path
+    assert [folder.name for folder in path.parents[2].iterdir()] == ["version_0"]
+    trainer.fit(make_model(), federation, FedAvg(), str(moved))
+    assert trainer.run.folder == path.parents[2] / "version_1"
 
 
 def test_a_finished_run_that_is_resumed_trains_no_more(saved, path, federation, make_model, make_trainer, assert_same):

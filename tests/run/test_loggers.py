@@ -1,4 +1,6 @@
+import contextlib
 import csv
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +14,7 @@ from fl_lightning import Callback
 from fl_lightning.callbacks import FederatedCheckpoint
 from fl_lightning.round.selection import Selection
 from fl_lightning.run import checkpoint
-from fl_lightning.run.loggers import RoundTable, TensorBoardLogger, WandbLogger
+from fl_lightning.run.loggers import CSVLogger, RoundTable, TensorBoardLogger, WandbLogger
 from fl_lightning.strategies import FedAvg
 
 
@@ -121,6 +123,68 @@ def test_loggers_hold_the_chosen_round_and_the_table_is_written_beside_them(
     events = EventAccumulator(str(tmp_path / "board")).Reload()
     assert events.Scalars("best/val/loss")[0].value == pytest.approx(result["val/loss"])
     assert "hparams" in events.summary_metadata["_hparams_/experiment"].plugin_data.plugin_name
+
+
+@pytest.mark.parametrize("root_dir", ["logs", "."], ids=["another folder", "that of all runs"])
+def test_each_run_keeps_its_own_rows_in_another_folder(
+    make_trainer: Any,
+    make_model: Any,
+    federation: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    root_dir: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def run(num_rounds: int, **settings: Any) -> None:
+        trainer = make_trainer(num_rounds=num_rounds, logger=CSVLogger(root_dir), callbacks=FederatedCheckpoint())
+        trainer.fit(make_model(), federation, FedAvg(num_epochs=1), **settings)
+
+    run(3)
+    run(1)
+    run(2, ckpt_path="last")
+    for version, expected in ((0, ["0", "1", "2"]), (1, ["0", "1"])):
+        rows = [read(folder / f"federation/version_{version}/metrics.csv") for folder in (Path(root_dir), tmp_path)]
+        assert rows[0] == rows[1]
+        assert [row["round"] for row in rows[0]] == expected
+
+
+def test_rows_of_another_run_are_not_deleted(tmp_path: Path) -> None:
+    path = tmp_path / "logs/federation/version_0/metrics.csv"
+    RoundTable(path).append([{"round": 0}])
+    with pytest.raises(ValueError, match=r"root_dir is '.*logs', where .*metrics\.csv is of another run: give another"):
+        CSVLogger(str(tmp_path / "logs")).begin(tmp_path / "others/federation/version_0", [])
+    assert read(path) == [{"round": "0"}]
+
+
+class Offline(TensorBoardLogger):
+    """A logger that fails when it is closed."""
+
+    def finalize(self, status: str) -> None:
+        raise ConnectionError("no network")
+
+
+class Noted(TensorBoardLogger):
+    """A logger that notes how it is closed."""
+
+    status = ""
+
+    def finalize(self, status: str) -> None:
+        self.status = status
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_logger_that_cannot_be_closed_costs_neither_result_nor_error_nor_other_loggers(
+    make_trainer: Any, make_model: Any, federation: Any, dies: bool
+) -> None:
+    other = Noted()
+    trainer = make_trainer(num_rounds=4, logger=[Offline(), other], callbacks=[Dies()] if dies else None)
+    ends = pytest.raises(KeyboardInterrupt) if dies else contextlib.nullcontext()
+    with ends, pytest.warns(UserWarning, match=r"Offline could not be closed \(ConnectionError: no network\)"):
+        trainer.fit(make_model(), federation, FedAvg(num_epochs=1))
+    actual = json.loads((trainer.run.folder / "result.json").read_text())
+    assert (actual["status"], actual["num_rounds"]) == (("interrupted", 3) if dies else ("finished", 4))
+    assert other.status == ("failed" if dies else "success")
 
 
 def test_csv_logger_of_fabric(make_trainer: Any, make_model: Any, federation: Any, tmp_path: Path) -> None:
