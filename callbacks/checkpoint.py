@@ -66,7 +66,7 @@ class FederatedCheckpoint(Callback):
         self._snapshot_is_pending = False
         self._warn_of_full_disk(trainer)
         if self.save_best and trainer.fabric.is_global_zero:
-            _resume_best(trainer.run)
+            _resume_best(trainer.run, trainer.num_rounds)
 
     def _warn_of_full_disk(self, trainer: Trainer) -> None:
         """Compare free space with an estimate: each file holds the server's and the clients' state."""
@@ -134,10 +134,10 @@ class FederatedCheckpoint(Callback):
             result[number].unlink()
 
 
-def _resume_best(run: Run) -> None:
-    """Have ``best.ckpt`` be the best round of the state that a run begins with, or set it aside."""
+def _resume_best(run: Run, num_rounds: int) -> None:
+    """Have ``best.ckpt`` be the best round of the state that a run begins with, or of one to come; or set it aside."""
     best, best_round = run.folder / "checkpoints" / "best.ckpt", run.selection.best_round
-    if best.exists() and not _ends_with(best, run.history[best_round : best_round + 1]):
+    if best.exists() and not _is_of(run, num_rounds, best):
         abandoned = best.with_name(f"{best.name}.abandoned")  # not .ckpt: nothing is resumed from it unasked
         with writing(abandoned):
             best.replace(abandoned)
@@ -156,12 +156,19 @@ def _resume_best(run: Run) -> None:
         )
 
 
-def _ends_with(path: Path, rows: list[dict[str, float]]) -> bool:
-    """Whether the last round of a checkpoint is this one, down to its seconds; false for a damaged file."""
+def _is_of(run: Run, num_rounds: int, path: Path) -> bool:
+    """Whether a checkpoint is of a run's best round so far, down to its seconds, or of a round that it will repeat.
+
+    A run that was killed has a ``best.ckpt`` that may be newer than the ``last.ckpt`` with which it goes on.
+    """
+    best_round = run.selection.best_round
     try:
-        return repr(checkpoint.peek(path)["history"][-1:]) == repr(rows)  # which may contain NaN
+        content = checkpoint.peek(path)
     except ValueError:
         return False
+    if repr(content["history"][-1:]) == repr(run.history[best_round : best_round + 1]):  # which may contain NaN
+        return True
+    return run.round_idx < content["round"] <= num_rounds and content["changes"] == run.changes
 
 
 #: Smallest ratio of the time between writes to the duration of the last write.

@@ -160,7 +160,8 @@ class SimpleTuning(Callback):
 
     Args:
         num_epochs: Local epochs of the tuning, with a new optimizer.
-        classifier: Shell-style patterns of the parameters that are reinitialized and trained.
+        classifier: Shell-style patterns of the parameters that are reinitialized and trained, of both models where a
+            client has two.
         seed: Seed of the initialization; None for that of the run.
 
     Raises:
@@ -170,7 +171,7 @@ class SimpleTuning(Callback):
     invents_stages = True
 
     def __init__(
-        self, *, num_epochs: int = 10, classifier: Sequence[str] = ("head.*",), seed: int | None = None
+        self, *, num_epochs: int = 10, classifier: Sequence[str] = ("*head.*",), seed: int | None = None
     ) -> None:
         if num_epochs < 1:
             raise ValueError(f"SimpleTuning.num_epochs must be at least 1, got {num_epochs}")

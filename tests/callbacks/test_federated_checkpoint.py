@@ -1,5 +1,6 @@
 import contextlib
 import signal
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,20 @@ def test_best_is_of_the_rounds_that_a_run_goes_back_to(
     after = {name: path.read_bytes() for name, path in files(tmp_path).items()}
     assert after.get("best.ckpt.abandoned") == (before["best.ckpt"] if is_abandoned else None)
     assert after.get("best.ckpt") == before.get(f"round={best + 1:06d}.ckpt")
+
+
+def test_best_of_a_killed_run_may_be_newer_than_last(
+    make_trainer: Any, make_model: Any, federation: Any, tmp_path: Path
+) -> None:
+    for ckpt_path in (None, "round=000002.ckpt"):
+        callbacks = [Choose([0, 1, 1, 3]), FederatedCheckpoint(every_n_rounds=1, keep=None)]
+        origin = None if ckpt_path is None else str(files(tmp_path)[ckpt_path])
+        trainer = make_trainer(num_rounds=4, callbacks=callbacks)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*best.ckpt")
+            trainer.fit(make_model(), federation, FedAvg(num_epochs=1), ckpt_path=origin)
+        assert checkpoint.read(files(tmp_path)["best.ckpt"])["round"] == 4
+    assert "best.ckpt.abandoned" not in files(tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore:resumed with other settings")
