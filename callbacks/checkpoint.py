@@ -168,7 +168,8 @@ def _is_of(run: Run, num_rounds: int, path: Path) -> bool:
         return False
     if repr(content["history"][-1:]) == repr(run.history[best_round : best_round + 1]):  # which may contain NaN
         return True
-    return run.round_idx < content["round"] <= num_rounds and content["changes"] == run.changes
+    is_to_come = run.round_idx < content["round"] <= num_rounds
+    return bool(is_to_come and content["changes"] == run.changes)
 
 
 #: Smallest ratio of the time between writes to the duration of the last write.
