@@ -272,7 +272,7 @@ def check_unseen_clients_do_not_train_the_server(runs: StrategyRuns) -> None:
         rows = [selected["clients"].index(client) for client in trained]
         moved = [n for n, before in selected["parameters"].items() if not torch.equal(after[n][trained], before[rows])]
         assert not moved, f"{', '.join(moved)} of clients that had trained before changed when others joined"
-        server = run.strategy.state_dict()
+        server = run.seen.joined
         for name, part in best["strategy"].items():
             if learns(getattr(run.strategy, name, None)):
                 assert_same(server[name], part, advice=f"{name} was trained when unseen clients joined: see onboard")

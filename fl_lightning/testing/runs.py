@@ -71,6 +71,12 @@ class _Recorder(Callback):
         self.scores: dict[int, dict[str, Any]] = {}
         self.checkpoints: dict[int, Path] = {}
         self.trained: set[str] = set()
+        self.joined: dict[str, Any] = {}
+
+    def on_evaluate(self, trainer: Trainer, metrics: dict[str, float], prefix: str) -> None:
+        """Copy the server that unseen clients have joined."""
+        if prefix == "unseen/":
+            self.joined = copy.deepcopy(trainer.run.strategy.state_dict())
 
     def on_send(self, trainer: Trainer, stage: Stage, payload: Payload | None) -> None:
         """Copy what is sent."""

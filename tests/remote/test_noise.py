@@ -118,7 +118,7 @@ def test_an_output_of_a_stage_that_fails_has_its_shape(trained, make_model, capl
     assert "Ada" in caplog.text
 
 
-@pytest.mark.filterwarnings("ignore:.*left out|.*failed")
+@pytest.mark.filterwarnings("ignore:.*left out|.*failed|.*no value in any round")
 @pytest.mark.parametrize("policy", [OPEN, noisy(max_epsilon=30)], ids=["plain", "noise"])
 def test_failures_in_a_secure_sum_are_told_alike(policy, trained, graphs, monkeypatch) -> None:
     real = remote_executor.work_request

@@ -549,15 +549,22 @@ def test_resuming_is_exact(attack, build, executor, federation, make_model, make
     )
 
 
+@pytest.mark.filterwarnings("ignore:resumed with other settings")
 def test_other_malicious_clients_than_the_checkpoints_are_refused(federation, make_model, make_trainer, tmp_path):
     trainer = make_trainer(callbacks=SignFlip(clients=[1]), num_rounds=1)
     trainer.fit(make_model(), federation, FedAvg())
     trainer.save_checkpoint(tmp_path / "v" / "one.ckpt")
 
-    with pytest.raises(ValueError, match=r"SignFlip: the malicious clients of the checkpoint are \[1\], now .* \[2\]"):
-        make_trainer(callbacks=SignFlip(clients=[2])).fit(
-            make_model(), federation, FedAvg(), ckpt_path=str(tmp_path / "v" / "one.ckpt")
-        )
+    message = r"SignFlip: the malicious clients of the checkpoint are \[1\], now .* \[2\]"
+    for taken, expected in ((False, r"trainer\.callbacks\.0\.clients\.0: 1 then, 2 now"), (True, message)):
+        with pytest.raises(ValueError, match=expected):
+            make_trainer(callbacks=SignFlip(clients=[2])).fit(
+                make_model(),
+                federation,
+                FedAvg(),
+                ckpt_path=str(tmp_path / "v" / "one.ckpt"),
+                resume_with_changes=taken,
+            )
 
 
 # ---------------------------------------------------------------- backdoors
