@@ -7,6 +7,7 @@ import inspect
 import pytest
 import torch
 from both_executors import both_executors
+from joined import Joined
 from small_generators import CPU, Linear, WatchEmbeddings, federation_of, heard, ridge, sheafhn, updates
 
 from fl_lightning import Callback, Participation, Payload
@@ -221,10 +222,12 @@ def test_unseen_clients_receive_their_own_model_and_leave_the_others_as_they_are
             seen[stage.name] = payload
             return payload
 
-    trainer = make_trainer(callbacks=Watch(), participation=Participation(held_out_fraction=0.4), seed=1)
+    joined = Joined()
+    trainer = make_trainer(callbacks=[Watch(), joined], participation=Participation(held_out_fraction=0.4), seed=1)
     # Without diffusion and with one attention number per pair, only the row of a client decides what it is sent.
     strategy = sheafhn(diffusion=NoDiffusion, attention="matrix")
     trainer.fit(make_model(), federation, strategy)
+    joined.restore(strategy)
     new, old = trainer.run.unseen_clients, trainer.run.training_clients
     assert (old, new) == ((0, 1, 3), (2, 4))  # an unseen client stands between the others
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from both_executors import both_executors
+from joined import Joined
 from learning import learned, quadrants
 from quadratics import parameters
 
@@ -63,8 +64,9 @@ def test_attention_by_cosines() -> None:
 @both_executors
 @pytest.mark.parametrize("kind", [FedAMP, PFedGraph])
 def test_an_unseen_client_hears_the_mean_of_all_and_then_what_is_mixed_for_it(kind, executor, fit) -> None:
-    strategy = kind()
-    trainer = fit(strategy, executor, participation=Participation(held_out_fraction=0.2))
+    strategy, joined = kind(), Joined()
+    trainer = fit(strategy, executor, participation=Participation(held_out_fraction=0.2), callbacks=joined)
+    joined.restore(strategy)
     (unseen_client,), training = trainer.run.unseen_clients, list(strategy.federation.training_clients)
     heard = [*training, unseen_client]
     models = {name: table[heard] for name, table in strategy.last.items()}

@@ -5,6 +5,7 @@ import functools
 import pytest
 import torch
 from both_executors import both_executors
+from joined import Joined
 from learning import learned, quadrants
 from quadratics import Product, fit_quadratics, parameters
 from torch.optim import SGD
@@ -17,8 +18,9 @@ from fl_lightning.strategies import FedAvg, FedAvgFinetune, FedBABU
 @both_executors
 def test_the_classifier_stays_as_it_was_initialized(executor, fit) -> None:
     sgd = functools.partial(SGD, lr=0.1, momentum=0.9, weight_decay=0.1)
-    participation = Participation(num_clients=2, held_out_fraction=0.2)
-    trainer = fit(FedBABU(num_epochs=2), executor, optimizer=sgd, participation=participation)
+    participation, joined = Participation(num_clients=2, held_out_fraction=0.2), Joined()
+    trainer = fit(FedBABU(num_epochs=2), executor, optimizer=sgd, participation=participation, callbacks=joined)
+    joined.restore(trainer.run.strategy)
     state, start = trainer.run.executor.state().parameters, trainer.run.architectures[0]
     for name in ("head.weight", "head.bias"):
         assert torch.equal(state[name], start[name].expand_as(state[name]))

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from both_executors import both_executors
+from joined import Joined
 from line_clients import lines
 from torch import Tensor
 
@@ -214,8 +215,9 @@ def test_bytes_are_those_of_prototypes(fit) -> None:
 
 @both_executors
 def test_unseen_clients_hear_prototypes(executor, fit) -> None:
-    participation = Participation(held_out_fraction=0.2)
-    trainer = fit(FedProto(), executor, participation=participation)
+    participation, joined = Participation(held_out_fraction=0.2), Joined()
+    trainer = fit(FedProto(), executor, participation=participation, callbacks=joined)
+    joined.restore(trainer.run.strategy)
     (unseen_client,) = trainer.run.unseen_clients
     alone = fit(Local(), executor, participation=participation)
     state, other = trainer.run.executor.state().parameters, alone.run.executor.state().parameters

@@ -5,6 +5,7 @@ import functools
 import pytest
 import torch
 from both_executors import both_executors
+from joined import Joined
 from torch import Tensor
 
 from fl_lightning import Callback, Participation
@@ -105,8 +106,11 @@ def test_kin_without_similar_clients_is_fedavg(settings, federation, make_model,
 
 
 def test_unseen_clients_find_their_similar_clients(federation, make_model, make_trainer) -> None:
-    trainer = make_trainer(participation=Participation(held_out_fraction=0.4), seed=1, precision="64-true")
+    joined = Joined()
+    participation = Participation(held_out_fraction=0.4)
+    trainer = make_trainer(participation=participation, seed=1, precision="64-true", callbacks=joined)
     trainer.fit(make_model(), federation, strategy := Kin(similarity_temperature=4.0, common_share=0.5))
+    joined.restore(strategy)
 
     new, old = list(trainer.run.unseen_clients), list(trainer.run.training_clients)
     directions = strategy.signatures.rows_CD / strategy.signatures.rows_CD.norm(dim=1, keepdim=True)
