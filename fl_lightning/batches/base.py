@@ -187,6 +187,10 @@ class Collator(ABC):
         result: int = self.client_data(client).num_examples
         return result
 
+    def may_draw_one_node(self, client: int) -> bool:
+        """Whether a step may be one graph that has one node."""
+        return False
+
 
 def pad(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """Stack tensors (N_i, ...) to (C, N, ...) with the longest N, padded with zeros; one alone is not copied."""

@@ -202,6 +202,11 @@ def _rows(value: Tensor, row_M: Tensor) -> Tensor:
 class GraphSetCollator(DrawnCollator):
     """Turns clients' graphs into batches; the arguments are those of :class:`DrawnCollator`."""
 
+    def may_draw_one_node(self, client: int) -> bool:
+        """Whether a step may have one graph, and a graph to train on has one node."""
+        member = self.clients[client]
+        return self.least_examples(client) == 1 and bool((member.num_nodes_G[member.train_mask_N] == 1).any())
+
     def __call__(self, clients: Sequence[int]) -> GraphSetBatch:
         """Batch the given clients' graphs, padded to the largest numbers of graphs and of nodes."""
         members = [self.clients[client] for client in clients]

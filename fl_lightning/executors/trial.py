@@ -14,8 +14,6 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from fl_lightning.batches.base import Batch, Collator, single
-from fl_lightning.batches.client_data import ClientData
-from fl_lightning.batches.graph_sets import ClientGraphs
 from fl_lightning.executors.hooks import overridden
 from fl_lightning.executors.time_limit import within
 from fl_lightning.models.batch_norm import TOO_FEW, TORCH_NORMS, BatchNorm, refuse_one
@@ -118,20 +116,13 @@ def check_batches_of_one(client: ClientModule, collator: Collator, clients: Sequ
             f"no variance ({TOO_FEW}){more}: {remedy}"
         ) from None
     # each BatchNorm counts the nodes of that graph
-    if small := [member for member in alone if _has_one_node(collator.client_data(member))]:
+    if small := [member for member in alone if collator.may_draw_one_node(member)]:
         more = f"; so may {len(small) - 1} more" if len(small) > 1 else ""
         raise ValueError(
             f"client {collator.client_data(small[0]).name!r} may have a training step with one graph of one node, for "
             f"which BatchNorm in model.net has no variance ({TOO_FEW}){more}: set data.drop_last to true, or a larger "
             "data.batch_size, or take a net without BatchNorm"
         )
-
-
-def _has_one_node(client_data: ClientData) -> bool:
-    """Whether a graph from which a client learns has one node."""
-    if not isinstance(client_data, ClientGraphs):
-        return False
-    return bool((client_data.num_nodes_G[client_data.train_mask_N] == 1).any())
 
 
 def equal(one: Tensor, other: Tensor) -> bool:
