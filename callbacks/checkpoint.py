@@ -164,8 +164,8 @@ def _is_of(run: Run, num_rounds: int, path: Path) -> bool:
     best_round = run.selection.best_round
     try:
         content = checkpoint.peek(path)
-    except ValueError:
-        return False
+    except ValueError:  # which whoever reads it is told, unless a better round replaces it
+        return True
     if repr(content["history"][-1:]) == repr(run.history[best_round : best_round + 1]):  # which may contain NaN
         return True
     is_to_come = run.round_idx < content["round"] <= num_rounds
