@@ -3,11 +3,9 @@
 NVFlare comes with the extra ``flare``. Certificates, connections, processes and logs are FLARE's; the
 federation is ``trainer.fit`` in the server's job process, and a :class:`Site` in each client's.
 
-Each client has a task of its own: data of a broadcast are copied once for all. A client that is known to be dead is not
-asked. FLARE ends a job if a client's process dies, and does not let a client rejoin a running one: ``fl-train submit``
-submits the job again, which resumes from its last checkpoint. (``ClientAPIExecutor`` in ``attach`` mode with
-``allow_reconnect`` was tried: it reconnects a process beside the client's, whose current task fails, but does nothing
-for the client's own process; see docs/how-to/real-federation.md.)
+Each client has a task of its own: data of a broadcast are copied once for all. A client known to be dead is not asked.
+FLARE ends a job if a client's process dies, and does not let it rejoin a running one: ``fl-train submit`` submits the
+job again, which resumes from its last checkpoint (docs/how-to/real-federation.md).
 """
 
 import atexit
@@ -159,8 +157,7 @@ class FederationController(Controller):  # type: ignore[misc]
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Do nothing."""
 
-    def stop_controller(self, fl_ctx: FLContext) -> None:
-        """Do nothing."""
+    stop_controller = start_controller
 
     def process_result_of_unknown_task(
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
@@ -217,10 +214,9 @@ class FederationController(Controller):  # type: ignore[misc]
 
     def _identified(self) -> dict[str, str]:
         """The id of this job's run; nothing if there is none yet."""
-        made = self._made()
-        return (
-            {} if made is None else {"run": secret_file(made / RUN_ID_FILE, lambda: uuid.uuid4().hex.encode()).decode()}
-        )
+        if (made := self._made()) is None:
+            return {}
+        return {"run": secret_file(made / RUN_ID_FILE, lambda: uuid.uuid4().hex.encode()).decode()}
 
     def _fit(self, job: Job, parts: ServerParts, channel: FlareChannel) -> dict[str, Any]:
         data = federate(
