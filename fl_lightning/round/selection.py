@@ -46,7 +46,7 @@ class Selection:
     def take(self, metrics: Collection[str]) -> None:
         """Learn the clients' metrics, so that the monitor may be a summary of one."""
         self.metrics = tuple(metrics)
-        is_metric = self.monitor.endswith(tuple(metrics))
+        is_metric = self.monitor.endswith(self.metrics)
         self.metric = self.monitor if is_metric else metric_of(self.monitor)
 
     def check(self) -> None:

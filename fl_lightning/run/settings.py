@@ -77,11 +77,11 @@ def of_run(trainer: Any, client: ClientModule, strategy: Any, data: FederatedDat
     more: dict[str, Any] = {} if client.privacy is None else {"privacy": client.privacy}
     if trainer.participation.availability is not None:
         more["availability"] = digest_of(trainer.participation.availability)
-    acting = [callback for callback in trainer.callbacks if callback.changes_training]
+    more["trainer.callbacks"] = [callback for callback in trainer.callbacks if callback.changes_training]
     return of_objects(
         strategy=strategy,
         participation=trainer.participation,
-        trainer={**local, **({"callbacks": acting} if acting else {})},
+        trainer=local,
         model={
             "class": type(client),
             "net": client.net_factories if client.has_own_net else None,

@@ -21,7 +21,7 @@ from fl_lightning.run.callback import Callback
 from fl_lightning.run.processes import gather, gather_by_client
 
 #: Parts of settings from Python that older checkpoints do not have.
-_LATER = ("model", "data")
+_LATER = ("model", "data", "trainer.callbacks")
 #: What a checkpoint has, by name.
 _KINDS: dict[str, type] = {
     "round": int,
