@@ -54,7 +54,11 @@ class Counted:
 def _checked(init: Callable[..., None]) -> Callable[..., None]:
     """The constructor, checking its counts first."""
     signature = inspect.signature(init)
-    types = {name: parameter.annotation for name, parameter in signature.parameters.items()}
+    types = {
+        name: parameter.annotation
+        for name, parameter in signature.parameters.items()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)  # whose values are a tuple or a dict
+    }
 
     @functools.wraps(init)
     def checked(self: Any, *args: Any, **kwargs: Any) -> None:

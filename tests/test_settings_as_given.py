@@ -116,11 +116,11 @@ def test_counts_are_whole_numbers(kind: type) -> None:
 
 def test_a_users_own_classes_are_checked_too() -> None:
     class Mine(Callback):
-        def __init__(self, every: int | None = 1, *, share: float = 1.0) -> None:
-            self.every, self.share = every, share
+        def __init__(self, every: int | None = 1, *rounds: int, share: float = 1.0) -> None:
+            self.every, self.rounds, self.share = every, rounds, share
 
     assert Mine(None, share=0.5).every is None
-    assert Mine(3).every == 3
+    assert Mine(3, 4, 5).rounds == (4, 5)
     with pytest.raises(ValueError, match=r"Mine: every must be a whole number, got 1\.5: give 2"):
         Mine(1.5)
     with pytest.raises(TypeError, match="unexpected keyword argument 'no'"):

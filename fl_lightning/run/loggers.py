@@ -76,6 +76,11 @@ class RoundTable:
         return text.getvalue()
 
 
+def _folder(root_dir: str | None, run: Path) -> Path:
+    """The folder in which a logger writes the files of the run with this folder."""
+    return Path(root_dir).expanduser() / run.parent.name / run.name if root_dir else run
+
+
 class RunLogger(Logger):
     """A logger that knows its run; on the command line, bare names such as ``CSVLogger`` mean these classes."""
 
@@ -112,8 +117,7 @@ class CSVLogger(RunLogger):
 
     def path(self, folder: Path) -> Path:
         """The file of the run with this folder."""
-        parent = Path(self.setting).expanduser() / folder.parent.name / folder.name if self.setting else folder
-        return parent / "metrics.csv"
+        return _folder(self.setting, folder) / "metrics.csv"
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -143,7 +147,7 @@ class TensorBoardLogger(RunLogger, tensorboard.TensorBoardLogger):
     """TensorBoard's event file, with all metrics of a round written at once.
 
     Args:
-        root_dir: Folder of the file; None for the run's folder.
+        root_dir: Folder in which each run has its file, in ``<run_name>/version_<n>``; None for the run's folder.
     """
 
     def __init__(self, root_dir: str | None = None) -> None:
@@ -153,7 +157,7 @@ class TensorBoardLogger(RunLogger, tensorboard.TensorBoardLogger):
     def begin(self, folder: Path, history: Sequence[Mapping[str, float]]) -> None:
         """Begin a file; in a resumed run it hides what was logged for later rounds."""
         self._experiment = None
-        self._root_dir = str(Path(self.setting or folder).expanduser())
+        self._root_dir = str(_folder(self.setting, folder))
         self._kwargs["purge_step"] = int(history[-1]["round"]) + 1 if history else None
 
     @rank_zero_only

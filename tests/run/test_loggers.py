@@ -120,7 +120,7 @@ def test_loggers_hold_the_chosen_round_and_the_table_is_written_beside_them(
     assert result["best_round"] == summary["best_round"] == 0
     assert float(first["val/loss"]) != float(last["val/loss"])
     assert summary["val/loss"] == result["val/loss"] == float(first["val/loss"])
-    events = EventAccumulator(str(tmp_path / "board")).Reload()
+    events = EventAccumulator(str(tmp_path / "board/federation/version_0")).Reload()
     assert events.Scalars("best/val/loss")[0].value == pytest.approx(result["val/loss"])
     assert "hparams" in events.summary_metadata["_hparams_/experiment"].plugin_data.plugin_name
 
@@ -137,7 +137,8 @@ def test_each_run_keeps_its_own_rows_in_another_folder(
     monkeypatch.chdir(tmp_path)
 
     def run(num_rounds: int, **settings: Any) -> None:
-        trainer = make_trainer(num_rounds=num_rounds, logger=CSVLogger(root_dir), callbacks=FederatedCheckpoint())
+        loggers = [CSVLogger(root_dir), TensorBoardLogger(root_dir)]
+        trainer = make_trainer(num_rounds=num_rounds, logger=loggers, callbacks=FederatedCheckpoint())
         trainer.fit(make_model(), federation, FedAvg(num_epochs=1), **settings)
 
     run(3)
@@ -147,6 +148,8 @@ def test_each_run_keeps_its_own_rows_in_another_folder(
         rows = [read(folder / f"federation/version_{version}/metrics.csv") for folder in (Path(root_dir), tmp_path)]
         assert rows[0] == rows[1]
         assert [row["round"] for row in rows[0]] == expected
+        events = EventAccumulator(f"{root_dir}/federation/version_{version}").Reload()
+        assert [str(event.step) for event in events.Scalars("val/acc")] == expected
 
 
 def test_rows_of_another_run_are_not_deleted(tmp_path: Path) -> None:
