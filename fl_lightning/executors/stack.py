@@ -17,7 +17,7 @@ from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam
 
 from fl_lightning.executors.optimizer_state import check_optimizer
 from fl_lightning.executors.storage import Allocate, in_memory
-from fl_lightning.kernels.layout import is_by_columns, make_like, rows_at, stored_as
+from fl_lightning.kernels.layout import is_by_columns, make_like, rows_at, rows_of, stored_as
 from fl_lightning.kernels.per_client import along
 from fl_lightning.optimizers import TouchedAdam, TouchedAdamW, TouchedSGD
 from fl_lightning.round.client import ClientModule, OptimizerFactory
@@ -370,14 +370,6 @@ class StackSlice:
 def where_clients(active_C: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
     """The new values of the active clients and the old ones of the others, (clients, ...); None if all are active."""
     return new if active_C is None else torch.where(along(active_C, new), new, old)
-
-
-def rows_of(positions: Sequence[int], device: torch.device) -> slice | Tensor:
-    """Index of the given rows: a slice, which needs no copy, if they are adjacent."""
-    first = positions[0] if len(positions) else 0
-    if list(positions) == list(range(first, first + len(positions))):
-        return slice(first, first + len(positions))
-    return torch.tensor(positions, dtype=torch.int64, device=device)
 
 
 def _runs(rows: Tensor) -> list[slice]:

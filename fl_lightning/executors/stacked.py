@@ -22,11 +22,12 @@ from fl_lightning.executors.group import GroupTraining, Knowledge, context_of, t
 from fl_lightning.executors.grouping import Groups
 from fl_lightning.executors.hand_over import handed_over, handed_over_after_trial, why_one_by_one
 from fl_lightning.executors.private import SPENT, check_private_stage
-from fl_lightning.executors.stack import ClientStack, rows_of
+from fl_lightning.executors.stack import ClientStack
 from fl_lightning.executors.stacked_clients import StackedClients
 from fl_lightning.executors.stage_request import StageRequest, StageResult
 from fl_lightning.executors.storage import in_memory, on_disk
 from fl_lightning.executors.time_limit import within
+from fl_lightning.kernels.layout import rows_at, rows_of
 from fl_lightning.kernels.per_client import over_clients
 from fl_lightning.models.batch_norm import statistics_of
 from fl_lightning.round.client import ClientModule
@@ -169,7 +170,7 @@ class StackedExecutor(StackedClients):
         stack.load(received, positions)
         rows = rows_of(positions, self.fabric.device)
         start = {
-            name: received[name].to(tensor) if name in received else tensor[rows].clone()
+            name: received[name].to(tensor) if name in received else rows_at(tensor, rows).clone()
             for name, tensor in stack.parameters.items()
         }
         training = GroupTraining(

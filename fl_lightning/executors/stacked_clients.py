@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fl_lightning.executors.grouping import Groups
 from fl_lightning.executors.in_process import InProcessExecutor
-from fl_lightning.executors.stack import ClientStack, rows_of
-from fl_lightning.kernels.layout import make_like
+from fl_lightning.executors.stack import ClientStack
+from fl_lightning.kernels.layout import make_like, rows_at, rows_of
 from fl_lightning.round.payload import Payload, pad_examples
 from fl_lightning.round.stage import Stage
 
@@ -114,7 +114,7 @@ class StackedClients(InProcessExecutor):
         stack, names = self.stack, [name for name in self.initial if name not in (but or {})]
         if self.active.issuperset(clients):
             rows = rows_of(stack.positions_of(clients), self.fabric.device)
-            return {name: stack.parameters[name][rows] for name in names}
+            return {name: rows_at(stack.parameters[name], rows) for name in names}
         result = {name: self.initial[name].expand(len(clients), *self.initial[name].shape) for name in names}
         here = [row for row, client in enumerate(clients) if client in stack.begun]
         active = [row for row in here if clients[row] in self.active]

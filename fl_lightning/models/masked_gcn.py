@@ -7,6 +7,8 @@ Masks start at one, so that a new model is the plain GCN; biases have none.
 All masks are parameters named ``mask``: ``personal: ["*mask*"]`` keeps them local.
 """
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -23,7 +25,13 @@ def masked(weight: Tensor, mask: Tensor, *, prune_below: float) -> Tensor:
         >>> masked(torch.tensor([2.0, 2.0]), torch.tensor([0.5, -0.01]), prune_below=0.1)
         tensor([1., 0.])
     """
-    return weight * (torch.where(mask.abs() < prune_below, 0.0, mask) if prune_below else mask)
+    return weight * (F.hardshrink(mask, _next_below(prune_below, mask.dtype)) if prune_below else mask)
+
+
+@functools.cache
+def _next_below(value: float, dtype: torch.dtype) -> float:
+    """The largest number of a type below the given one: ``hardshrink`` takes its threshold for small."""
+    return torch.nextafter(torch.tensor(value, dtype=dtype), torch.tensor(0.0, dtype=dtype)).item()
 
 
 class MaskedGraphConvolution(GraphConvolution):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fl_lightning.kernels.layout import in_memory_order, make_like
+from fl_lightning.kernels.layout import in_memory_order, make_like, rows_at
 
 #: Name of the row with all of a client's parameters, if architectures differ.
 FLAT = "flat"
@@ -109,7 +109,7 @@ class Payload:
         def pick(tensor: Tensor) -> Tensor:
             if tensor.stride(0) == 0:  # the same for every client, stored once
                 return tensor[:1].expand(len(clients), *tensor.shape[1:])
-            return tensor[index.to(tensor.device)]
+            return rows_at(tensor, index.to(tensor.device))
 
         return self._map(clients, pick)
 

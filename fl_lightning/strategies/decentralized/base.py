@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.federation import Federation
+from fl_lightning.kernels.layout import rows_of
 from fl_lightning.relations.topology import Topology, check_connected
 from fl_lightning.round.payload import FLAT, Payload, to_wire
 from fl_lightning.round.stage import Persistence, Stage
@@ -104,7 +105,7 @@ class Decentralized(Strategy):
 
     def _combined_models(self, clients: Sequence[int]) -> Payload:
         rows = torch.tensor(clients, device=self.federation.device)
-        return Payload(clients=tuple(clients), parameters={FLAT: self.models_CP[rows]})
+        return Payload(clients=tuple(clients), parameters={FLAT: self.models_CP.index_select(0, rows)})
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
         """Combine the models of the clients that responded, or keep them as trained."""
@@ -113,7 +114,7 @@ class Decentralized(Strategy):
             new_CP = trained_CP = upload.parameters[FLAT]
             if stage.name != ALONE:
                 new_CP = self.combine(rows, trained_CP.to(server_dtype(trained_CP.dtype)))
-            self.models_CP[rows] = new_CP.to(self.models_CP)
+            self.models_CP[rows_of(upload.clients, rows.device)] = new_CP.to(self.models_CP)
 
     def neighbors(self, clients: Tensor) -> Tensor:
         """Adjacency among some clients, boolean."""

@@ -16,7 +16,14 @@ from torch import Tensor
 
 from fl_lightning.batches.base import Batch
 from fl_lightning.federation import Federation
-from fl_lightning.kernels.layout import by_columns, from_memory_order, in_memory_order, is_by_columns
+from fl_lightning.kernels.layout import (
+    by_columns,
+    from_memory_order,
+    in_memory_order,
+    is_by_columns,
+    rows_at,
+    rows_of,
+)
 from fl_lightning.kernels.masked_averaging import masked_average
 from fl_lightning.models.output import NetOutput
 from fl_lightning.relations.similarity import mixing_breadth
@@ -81,9 +88,9 @@ class Mixing(Strategy):
         """
         return mixed
 
-    def received(self, name: str, rows: Tensor) -> Tensor:
+    def received(self, name: str, rows: slice | Tensor) -> Tensor:
         """The parameter from which clients began to train, by rows of the server's models, (1 or C, *shape)."""
-        return self.models[name][rows]
+        return rows_at(self.models[name], rows)
 
     def uses_masked_averaging(self) -> bool:
         """Whether each coordinate is currently mixed over the clients that updated it."""
@@ -147,7 +154,8 @@ class Mixing(Strategy):
         if not self.personalized:
             return one_model(self.models, clients)
         rows = torch.tensor(clients, dtype=torch.int64, device=self.federation.device)
-        return Payload(clients=tuple(clients), parameters={name: model[rows] for name, model in self.models.items()})
+        mixed = {name: rows_at(model, rows) for name, model in self.models.items()}  # copies, which others may change
+        return Payload(clients=tuple(clients), parameters=mixed)
 
     def with_unseen_clients(
         self, payload: Payload, unseen_clients: Sequence[int], mixing: Tensor | Mapping[str, Tensor]
@@ -176,7 +184,7 @@ class Mixing(Strategy):
         check_mixing(self, mixing, len(upload.clients))
         if self.personalized:
             self.breadth = mean_breadth(mixing, list(upload.parameters))
-        rows = torch.tensor(upload.clients if self.personalized else [0], device=self.federation.device)
+        rows = rows_of(upload.clients if self.personalized else [0], self.federation.device)
         if self.aggregation is not None:
             if not isinstance(mixing, Tensor):
                 raise ValueError(f"strategy.aggregation: {type(self).__name__} has a W for each group of parameters")
@@ -192,11 +200,13 @@ class Mixing(Strategy):
             received = self.received(name, rows) if self.uses_masked_averaging() else None
             mixed = mix(first_match(mixing, name), tensor, received)
             if self.personalized:
-                self.models[name][rows] = self.update(name, self.models[name][rows], mixed)
+                self.models[name][rows] = self.update(name, rows_at(self.models[name], rows), mixed)
             else:
                 self.models[name] = self.update(name, self.models[name], mixed)
 
-    def _aggregate_robustly(self, aggregation: Aggregation, mixing: Tensor, upload: Payload, rows: Tensor) -> None:
+    def _aggregate_robustly(
+        self, aggregation: Aggregation, mixing: Tensor, upload: Payload, rows: slice | Tensor
+    ) -> None:
         """Aggregate all parameters of a client as one row, on which distances and norms are defined."""
         sent = flatten(upload.parameters)
         dtype = server_dtype(sent.dtype)
@@ -204,7 +214,7 @@ class Mixing(Strategy):
         mixed = aggregation(mixing, sent.to(dtype), received.expand(sent.shape))
         shapes = {name: tensor.shape[1:] for name, tensor in upload.parameters.items()}
         for name, tensor in unflatten(mixed, shapes).items():
-            mixed_model = self.update(name, self.models[name][rows], tensor.to(self.models[name]))
+            mixed_model = self.update(name, rows_at(self.models[name], rows), tensor.to(self.models[name]))
             self.models[name][rows] = mixed_model
 
     def model_for(self, clients: Sequence[int]) -> Payload | None:

@@ -86,7 +86,7 @@ class FedAMP(ModelTable):
         sigma = float(distance_CC[others_CC].median()) if self.bandwidth is None else self.bandwidth
         return (-distance_CC / sigma).exp() if sigma > 0 else torch.ones_like(distance_CC)
 
-    def received(self, name: str, rows: Tensor) -> Tensor:
+    def received(self, name: str, rows: slice | Tensor) -> Tensor:
         """The model at which a client began: u_i, or its own."""
         return super().received(name, rows) if self.start == "received" else self.last[name][rows]
 

@@ -56,7 +56,7 @@ class FedDyn(Mixing):
         self.h = {name: torch.zeros_like(model[0]) for name, model in self.models.items()}
         self.duals = {name: h.new_zeros(federation.num_clients, *h.shape) for name, h in self.h.items()}
 
-    def received(self, name: str, rows: Tensor) -> Tensor:
+    def received(self, name: str, rows: slice | Tensor) -> Tensor:
         """θ as sent, not the mean."""
         return self.sent[name]
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.federation import Federation
+from fl_lightning.kernels.layout import rows_of
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Evaluation, Stage
 from fl_lightning.strategies.mixing.base import Mixing
@@ -67,7 +68,7 @@ class ModelTable(Mixing):
         if not upload.clients:
             return
         assert upload.num_examples is not None
-        rows = torch.tensor(upload.clients, device=self.federation.device)
+        rows = rows_of(upload.clients, self.federation.device)
         for name, tensor in upload.parameters.items():
             self.last[name][rows] = tensor
         self.examples_C[rows], self.known_C[rows] = upload.num_examples.to(self.examples_C), True
