@@ -124,8 +124,12 @@ def _text(run: LoadedRun, model: nn.Module, net: nn.Module, what: str, name: str
         )
     parts = [*map(_written, settings[0]), *(f"{key}={_written(value)}" for key, value in settings[1].items())]
     module, read = _READ[Path(name).suffix]
-    lines = f"import {module}\n" + "".join(f"from {home} import {kinds}\n" for home, kinds in sorted(imports.items()))
-    call = f"{kind.__qualname__}({', '.join(parts)})"
+    form = next((str(value.dtype) for value in net.parameters() if value.is_floating_point()), "torch.float32")
+    is_usual = form == "torch.float32"
+    call = f"{kind.__qualname__}({', '.join(parts)})" + ("" if is_usual else f".to({form})")
+    modules = [module] if is_usual or module == "torch" else [module, "torch"]
+    lines = "".join(f"import {each}\n" for each in modules)
+    lines += "".join(f"from {home} import {kinds}\n" for home, kinds in sorted(imports.items()))
     return _LOADER.format(begins=_BEGINS, what=what, imports=lines, name=name, call=call, read=read, result=result)
 
 

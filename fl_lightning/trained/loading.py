@@ -22,7 +22,7 @@ from fl_lightning.run.assembly import Run
 from fl_lightning.run.joining import joined
 from fl_lightning.run.predictions import Predicted, write_predictions
 from fl_lightning.strategies import Strategy
-from fl_lightning.trained.models import inputs_of, model_of
+from fl_lightning.trained.models import agree, inputs_of, model_of
 from fl_lightning.trained.new_data import Like, as_client_data, names_in, numbers_of, read_new
 from fl_lightning.trained.rebuilt import from_configuration, from_parts
 
@@ -292,7 +292,7 @@ class LoadedRun:
         model = self.global_model() if client is None else self.client(client)
         if num_finetune_epochs:
             model = self._finetuned(data, client, num_finetune_epochs)
-        return self._output(model, data, self._batch_of(data))
+        return self._output(model, data, self._batch_of(data))[0]
 
     def new_names(self, new: Any, client: str | None = None) -> tuple[str, ...] | None:
         """What new data are called: of a table of molecules their names or SMILES, of others None."""
@@ -378,20 +378,23 @@ class LoadedRun:
     def same(self, model: nn.Module, other: nn.Module, name: str) -> bool:
         """Whether two modules predict the same of a client's own data."""
         data, batch = self.data(name), self.batch(name)
-        predicted, expected = (self._output(each, data, batch) for each in (model, other))
-        return predicted.shape == expected.shape and torch.allclose(predicted, expected, atol=TOLERANCE)
+        (predicted, tolerance), (expected, _) = (self._output(each, data, batch) for each in (model, other))
+        return agree(predicted, expected, tolerance)
 
     def _agrees(self, model: nn.Module, name: str) -> bool:
         """Whether a model predicts of a client's own data what was scored."""
         known = self._predicted[self._client(name)]
         try:
-            predicted = self._output(model, self.data(name), self.batch(name))[: len(known)].to(known)
+            predicted, tolerance = self._output(model, self.data(name), self.batch(name))
         except (AttributeError, AssertionError, KeyError, IndexError, RuntimeError, TypeError, ValueError):
             return False  # it needs something that is not there
-        return predicted.shape == known.shape and torch.allclose(predicted, known, atol=TOLERANCE)
+        return agree(predicted[: len(known)].to(known), known, tolerance)
 
-    def _output(self, model: nn.Module, data: ClientData, batch: Batch) -> Tensor:
-        with torch.no_grad():
+    def _output(self, model: nn.Module, data: ClientData, batch: Batch) -> tuple[Tensor, float]:
+        """A model's predictions, in the run's precision, and how far others of that precision may be from them."""
+        kind = self._run.fabric.device.type
+        with torch.no_grad(), self._run.fabric.autocast():
             result = model(**inputs_of(model, data, batch))
-        logits: Tensor = result[0] if isinstance(result, tuple) else result
-        return self._run.registry.task.target.predictions(logits)
+            logits: Tensor = result[0] if isinstance(result, tuple) else result
+            form = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else logits.dtype
+        return self._run.registry.task.target.predictions(logits), max(TOLERANCE, 8 * torch.finfo(form).eps)

@@ -98,8 +98,9 @@ class GraphModel(BatchModel):
             edge_attr_EK=carried.get("edge_attr"),
         )
         dense = {"sparse_features": False}
-        collator = GraphCollator([graph], layout=dense, device=self._form.device, dtype=self._form.dtype)
-        return super().forward(single(collator([0])))
+        with torch.autocast(self._form.device.type, enabled=False):  # torch has no sparse products in bfloat16
+            batch = single(GraphCollator([graph], layout=dense, device=self._form.device, dtype=self._form.dtype)([0]))
+        return super().forward(batch)
 
 
 class ExampleModel(BatchModel):
@@ -117,6 +118,13 @@ class ExampleModel(BatchModel):
         examples = ClientExamples(**_unlabeled(len(x), self.num_outputs), x_NX=x.cpu().to(self._form.dtype))
         collator = ExampleCollator([examples], device=self._form.device, dtype=self._form.dtype)
         return super().forward(single(collator([0])))
+
+
+def agree(predicted: Tensor, expected: Tensor, tolerance: float) -> bool:
+    """Whether predictions are equal but for rounding; numbers may be large, so that it is relative, too."""
+    return predicted.shape == expected.shape and torch.allclose(
+        predicted, expected, rtol=tolerance / 10, atol=tolerance
+    )
 
 
 def model_of(client: ClientModule, rule: OutputRule | None, task: Task, client_data: ClientData) -> nn.Module:

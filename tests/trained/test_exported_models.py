@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch_geometric.nn as pyg
 from task_data import Clouds
 from torch import nn
 from torch_geometric.nn import GraphSAGE
@@ -136,6 +137,24 @@ def test_a_file_gives_the_model_back(federation, make_model, make_trainer, tmp_p
     (tmp_path / "load_mine.py").write_text("mine")
     with pytest.raises(ValueError, match=r"load_mine.py, which would load the model, is there already"):
         export(run, run.names[0], tmp_path / "mine.pt")
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-true", "bf16-mixed"])
+@pytest.mark.parametrize("net", [GCN, pyg.GCN], ids=["own", "plain"])
+def test_a_model_of_another_precision_comes_back(precision, net, federation, make_trainer, tmp_path) -> None:
+    client = fl.ClientModule(functools.partial(net, hidden_channels=8, num_layers=2))
+    folder = fit(make_trainer, federation, FedAvg(num_epochs=1), copy.deepcopy(client), precision=precision)
+    run = fl.load_run(folder, client=client, data=federation, strategy=FedAvg(num_epochs=1))
+    model = runpy.run_path(str(export(run, "client-01", tmp_path / "model.pt")))["load"]()
+    trained, data = run.client("client-01"), run.data("client-01")
+    assert (
+        next(model.parameters()).dtype
+        == next(trained.parameters()).dtype
+        == {"64-true": torch.float64, "bf16-true": torch.bfloat16, "bf16-mixed": torch.float32}[precision]
+    )
+    x = data.x_NF.to(next(model.parameters()).dtype)
+    with torch.no_grad():
+        assert torch.equal(model(x, data.edge_index_2E), trained(x, data.edge_index_2E))
 
 
 def test_what_fails_its_check_leaves_what_was_there(federation, make_trainer, tmp_path, monkeypatch) -> None:
