@@ -339,6 +339,8 @@ def _table(study: Study, options: argparse.Namespace) -> int:
 
         num_seeds = len(study.seeds)
         say(latex(shown, table, options.metric, ceilings=progress.ceilings, num_seeds=num_seeds))
+        for sentence in lacking:
+            say(f"% {sentence}")
         return 0
     console = Console()
     plain = not options.markdown and not console.encoding.lower().startswith("utf")
@@ -348,7 +350,7 @@ def _table(study: Study, options: argparse.Namespace) -> int:
 
         shown = with_shares(shown, table, progress.ceilings)
     if options.markdown:
-        say("\n\n".join(filter(None, (markdown(shown, "method"), legend(table)))))
+        say("\n\n".join(filter(None, (markdown(shown, "method"), legend(table), *lacking))))
         return 0
     for part in for_terminal(shown, "method", title=study.title, width=console.width):
         console.print(part)

@@ -302,6 +302,9 @@ def test_runs_on_other_data_are_stale_and_compared_with_none_without_the_data_be
     assert main(["table", str(study.path)]) == 0
     said = capsys.readouterr().out
     assert "3 runs are left out" in said
+    for form in ("--markdown", "--latex"):
+        assert main(["table", str(study.path), form]) == 0
+        assert "3 runs are left out" in capsys.readouterr().out
     assert "Local" in said.partition("nothing was run yet of")[2]
 
 
