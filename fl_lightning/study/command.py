@@ -2,12 +2,11 @@
 
 import argparse
 import math
-import re
 import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from types import FrameType
@@ -18,10 +17,10 @@ from rich.console import Console
 
 from fl_lightning.arguments import fail, say
 from fl_lightning.extras import require
-from fl_lightning.run.version import own_digest, sources
 from fl_lightning.study.cluster import KINDS, Cluster
 from fl_lightning.study.definition import Study
 from fl_lightning.study.marks import legend, with_signs
+from fl_lightning.study.messages import changed_own_files, changed_sources, damaged, warned
 from fl_lightning.study.pool import Pool
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.runner import Runner, count_of, duration
@@ -29,7 +28,17 @@ from fl_lightning.study.runs import StudyRun
 from fl_lightning.study.schema import WrongStudy
 from fl_lightning.study.single import check, sweep, train_run
 from fl_lightning.study.store import Store
-from fl_lightning.study.table import for_terminal, leaderboard, markdown, metrics_in, tidy, what_was_run, write_csv
+from fl_lightning.study.table import (
+    for_terminal,
+    leaderboard,
+    markdown,
+    metrics_in,
+    on_current_data,
+    tidy,
+    what_it_lacks,
+    what_was_run,
+    write_csv,
+)
 from fl_lightning.terminal import PlainTable, plain_text
 
 _DESCRIPTION = """Run methods × cases × seeds with equal tuning, in parallel; nothing is trained twice.
@@ -42,10 +51,6 @@ _DESCRIPTION = """Run methods × cases × seeds with equal tuning, in parallel; 
   fl-train study sweep  studies/leaderboard_a.yaml > sweep.yaml && wandb sweep sweep.yaml     let W&B agents execute
   runs
 """
-
-
-#: Messages of warnings that ``status`` shows, the most frequent ones.
-_MOST_WARNINGS = 5
 
 
 class _Parser(argparse.ArgumentParser):
@@ -202,7 +207,7 @@ def _cluster(options: argparse.Namespace) -> Cluster | None:
             if getattr(options, name) != default:
                 fail(f"study: --{name} needs --workers: give one of {', '.join(KINDS)}")
         return None
-    if not options.hours > 0:
+    if not 0 < options.hours < math.inf:
         fail(f"study: --hours {options.hours} is no time limit: give a positive number")
     return Cluster(kind=options.workers, nodes=options.nodes, hours=options.hours, slurm=dict(options.slurm))
 
@@ -214,7 +219,8 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 def _write(study: Study) -> pd.DataFrame:
     store = Store(study.results)
     table = tidy(Progress(study, store))
-    _report_damaged(study, store)
+    for sentence in damaged(study, store):
+        say(sentence)
     if len(table):
         write_csv(table, study.results / "results.csv")
     return table
@@ -248,50 +254,15 @@ def _status(study: Study, options: argparse.Namespace) -> int:
         f"{count_of(len(left))} to do"
         + (f", about {duration(seconds)} with {study.processes} processes" if seconds else "")
     )
-    _tell_changed_sources(progress)
-    _tell_changed_own_files(progress, present)
-    _report_damaged(study, store)
+    for sentence in (*changed_sources(progress), *changed_own_files(progress, present), *damaged(study, store)):
+        say(sentence)
     records = [progress.records[run.key] for run in present]
     for record in records:
         if record["error"]:
             say(f"failed: {record['method']} on {record['case']}, seed {record['seed']}: {record['error']}")
-    _tell_warnings(message for record in records for message in record.get("warnings", ()))
+    for sentence in warned(message for record in records for message in record.get("warnings", ())):
+        say(sentence)
     return 0
-
-
-def _tell_warnings(messages: Iterable[str]) -> None:
-    """Each kind once, whatever clients and numbers it names, in the words of its first."""
-    groups: dict[str, list[str]] = {}
-    for message in messages:
-        groups.setdefault(re.sub(r"\d[\w.,-]*", "", message), []).append(message)
-    for same in sorted(groups.values(), key=len, reverse=True)[:_MOST_WARNINGS]:
-        say(f"{count_of(len(same))} warned: {same[0]}")
-
-
-def _tell_changed_sources(progress: Progress) -> None:
-    known, now = progress.store.known_sources(), sources()
-    older, changed = 0, set[str]()
-    for digest, number in Counter(record["sources"] for record in progress.records.values()).items():
-        then = known.get(digest, {})
-        if differ := {name for name in {*then, *now} if then.get(name) != now.get(name)}:
-            older, changed = older + number, changed | differ
-    if older:
-        some = ", ".join(sorted(changed)[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
-        check = f"fl-train study check {progress.study.path}"
-        say(f"{count_of(older)} computed before these files changed: {some}; {check} compares one of each method")
-
-
-def _tell_changed_own_files(progress: Progress, runs: Iterable[StudyRun]) -> None:
-    known, stale, changed = progress.store.known_sources(), 0, set[str]()
-    for run in runs:
-        record = progress.records[run.key]
-        if run.own and record["version"] != run.version:
-            then, now = known.get(own_digest(record["version"]), {}), progress.study.own_files(run.own)
-            if differ := {name for name in {*then, *now} if then.get(name) != now.get(name)}:
-                stale, changed = stale + 1, changed | differ
-    if stale:
-        some = ", ".join(sorted(changed)[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
-        say(f"{count_of(stale)} stale, computed before these files of your own changed, or were recorded: {some}")
 
 
 def _check(study: Study, options: argparse.Namespace) -> int:
@@ -312,7 +283,7 @@ def _check(study: Study, options: argparse.Namespace) -> int:
 
 
 def _sweep(study: Study, options: argparse.Namespace) -> int:
-    if (text := sweep(study, Store(study.results))) is None:
+    if (text := sweep(study, Store(study.results), options.results)) is None:
         sys.stderr.write(f"{study.path}: no run is left that can be trained now\n")
         return 0
     sys.stdout.write(text)
@@ -335,15 +306,6 @@ def _seal(study: Study, options: argparse.Namespace) -> int:
     return 0
 
 
-def _report_damaged(study: Study, store: Store) -> None:
-    if store.damaged:
-        some = ", ".join(store.damaged[:5]) + (f" and {len(store.damaged) - 5} more" if store.damaged[5:] else "")
-        say(
-            f"ignored in {study.results}, because they are damaged: {some}; restore the files from a copy, or let "
-            f"fl-train study run train these again (older lines without a checksum: fl-train study seal {study.path})"
-        )
-
-
 def _check_results(study: Study, table: pd.DataFrame) -> None:
     """Refuse a table without any result."""
     if not len(table):
@@ -364,16 +326,21 @@ def _report(study: Study, options: argparse.Namespace) -> int:
 
 def _table(study: Study, options: argparse.Namespace) -> int:
     progress = Progress(study, Store(study.results))
-    table = tidy(progress)
-    _check_results(study, table)
+    everything = tidy(progress)
+    _check_results(study, everything)
+    lacking, table = list(what_it_lacks(everything)), on_current_data(everything)
+    if options.metric == "test" and not table["test"].notna().any():
+        fail(f"{' '.join(lacking)} fl-train study table {study.path} --metric val shows the validation")
     if options.metric not in (known := metrics_in(table)):
         fail(f"--metric {options.metric!r} is not a metric of the results: there are {', '.join(known)}")
-    shown, lacking = what_was_run(leaderboard(progress, table, options.metric))
+    shown, not_run = what_was_run(leaderboard(progress, table, options.metric))
     if options.latex:
         from fl_lightning.study.latex import latex
 
         num_seeds = len(study.seeds)
         say(latex(shown, table, options.metric, ceilings=progress.ceilings, num_seeds=num_seeds))
+        for sentence in lacking:
+            say(f"% {sentence}")
         return 0
     console = Console()
     plain = not options.markdown and not console.encoding.lower().startswith("utf")
@@ -383,12 +350,14 @@ def _table(study: Study, options: argparse.Namespace) -> int:
 
         shown = with_shares(shown, table, progress.ceilings)
     if options.markdown:
-        say("\n\n".join(filter(None, (markdown(shown, "method"), legend(table)))))
+        say("\n\n".join(filter(None, (markdown(shown, "method"), legend(table), *lacking))))
         return 0
     for part in for_terminal(shown, "method", title=study.title, width=console.width):
         console.print(part)
     if meaning := legend(table, plain=plain):
         console.print(plain_text(meaning))
-    if lacking:
-        say(f"nothing was run yet of {'; '.join(lacking)}")
+    if not_run:
+        say(f"nothing was run yet of {'; '.join(not_run)}")
+    for sentence in lacking:
+        say(sentence)
     return 0

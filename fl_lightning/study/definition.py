@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fl_lightning.run.own_code import own_files
-from fl_lightning.study.edge import Ordered, Point, points_of
+from fl_lightning.study.edge import Ordered, Point, points_of, shown_names
 from fl_lightning.study.schema import Axis, Case, File, Method, Until, WrongStudy, read_file, read_yaml
 
 #: Metric of every round: bytes of all payloads so far.
@@ -77,7 +77,11 @@ class Study:
         return tuple(self.path.parent / name for name in names)
 
     def tuned_on(self, method: str, case: str) -> tuple[str, str]:
-        """The method and the case whose choice a method takes on a case."""
+        """The method and the case whose choice a method takes on a case; of the study ``other`` if there is one."""
+        tuned = self._named_on(method, case)
+        return tuned if self.other is None else self.other._named_on(*tuned)
+
+    def _named_on(self, method: str, case: str) -> tuple[str, str]:
         return self.methods[method].tuned_as or method, self.cases[case].tuned_on or case
 
     def grid_of(self, method: str, case: str) -> list[Point]:
@@ -88,10 +92,11 @@ class Study:
         """
         if not self.tuning.budget:
             return []
-        axes = {**self.tuning.grid, **self.cases[case].grid}
-        common = list(itertools.product(*(points_of(name, axis) for name, axis in axes.items())))
-        method_points = list(
-            itertools.product(*(points_of(name, axis) for name, axis in self.methods[method].tune.items()))
+        axes, own = {**self.tuning.grid, **self.cases[case].grid}, self.methods[method].tune
+        shown = shown_names({**axes, **own}, self.tuning.beyond)
+        common, method_points = (
+            list(itertools.product(*(points_of(name, axis, shown[name]) for name, axis in part.items())))
+            for part in (axes, own)
         )
         budget = self.tuning.budget
         draw = random.Random(self.methods[method].drawn_as or method)
@@ -111,14 +116,28 @@ class Study:
 
     def beyond(self, method: str, case: str, point: Point) -> list[Point]:
         """The settings just beyond the ends of the axes in ``tuning.beyond``, for a setting that is at such an end."""
-        axes = self.axes_of(method, case)
-        ordered = (Ordered.of(name, axes[name]) for name in self.tuning.beyond if name in axes)
-        return [further for axis in ordered if axis for further in axis.past(point, self.tuning.steps)]
+        ordered = {axis.name: axis for axis in Ordered.all_of(self.axes_of(method, case), self.tuning.beyond)}
+        going_on = [ordered[name] for name in self.tuning.beyond if name in ordered]
+        return [further for axis in going_on for further in axis.past(point, self.tuning.steps)]
 
     @cached_property
     def other(self) -> "Study | None":
-        """The study whose choices are taken, if any."""
-        return Study(self.path.parent / self.tuning.study) if self.tuning.study else None
+        """The study whose choices are taken, if any.
+
+        Raises:
+            WrongStudy: It cannot be used, or tunes nothing itself.
+        """
+        if self.tuning.study is None:
+            return None
+        path = self.path.parent / self.tuning.study
+        if (further := read_file(path).tuning.study) is not None:
+            self._refuse(
+                "tuning.study", self.tuning.study, f"it takes the choices of {further}: name the one that tunes"
+            )
+        other = Study(path)
+        if not other.tuning.budget:
+            self._refuse("tuning.study", self.tuning.study, "it tunes nothing: name one that does, or leave it out")
+        return other
 
     # ------------------------------------------------------------------ checks
 
@@ -199,6 +218,8 @@ class Study:
         if self.traffic is not None:
             if self.traffic.target:
                 self._known("traffic.target", self.traffic.target, self.methods)
+            if any(low >= high for low, high in itertools.pairwise(self.traffic.by_examples)):
+                self._refuse("traffic.by_examples", self.traffic.by_examples, "give ascending bounds")
             if TOTAL_BYTES not in self.history:
                 self._refuse("history", list(self.history), f"traffic needs {TOTAL_BYTES} in it")
         for seed in (*self.seeds, *self.tuning.seeds):
@@ -220,6 +241,12 @@ class Study:
             self._check_axis(f"tuning.grid.{name}", name, axis)
             points *= len(axis)
         for case, settings in self.cases.items():
+            if settings.grid and settings.tuned_on not in (None, case):
+                self._refuse(
+                    f"cases.{case}.grid",
+                    list(settings.grid),
+                    f"{settings.tuned_on} is tuned in its place: leave it out",
+                )
             for name, axis in settings.grid.items():
                 self._known(f"cases.{case}.grid", name, tuning.grid)
                 self._check_axis(f"cases.{case}.grid.{name}", name, axis)
@@ -244,6 +271,10 @@ class Study:
                 "that, or more values",
             )
         for name, method in self.methods.items():
+            if method.tune and method.tuned_as not in (None, name):
+                self._refuse(
+                    f"methods.{name}.tune", list(method.tune), f"{method.tuned_as} is tuned in its place: leave it out"
+                )
             if len(method.tune) > 2:
                 self._refuse(f"methods.{name}.tune", list(method.tune), "give at most two settings")
             for setting, axis in method.tune.items():
@@ -251,18 +282,31 @@ class Study:
                 if setting in tuning.grid:
                     self._refuse(f"methods.{name}.tune", setting, "all methods tune it: leave it out")
             for case in self.cases_of(name):
-                tuned_as, tuned_on = self.tuned_on(name, case)
+                tuned_as, tuned_on = self._named_on(name, case)
                 source = other or self
-                self._known(f"methods.{name}.tuned_as", tuned_as, source.methods, always=other is not None)
-                self._known(f"cases.{case}.tuned_on", tuned_on, source.cases, always=other is not None)
+                self._known(f"methods.{name}.tuned_as", tuned_as, source.methods)
+                self._known(f"cases.{case}.tuned_on", tuned_on, source.cases)
+                if other is None:
+                    self._check_source(f"methods.{name}.tuned_as", tuned_as, self.methods[tuned_as].tuned_as)
+                    self._check_source(f"cases.{case}.tuned_on", tuned_on, self.cases[tuned_on].tuned_on)
+
+    def _check_source(self, where: str, name: str, further: str | None) -> None:
+        """Refuse one whose choice is to be taken, if it takes another's itself."""
+        if further not in (None, name):
+            self._refuse(where, name, f"it takes the choice of {further} itself: name one that is tuned")
 
     def _check_axis(self, where: str, name: str, axis: Axis) -> None:
         if not axis:
             self._refuse(where, axis, "give values")
+        points = list(points_of(name, axis))
+        if any(
+            label == one or settings == same for (label, settings), (one, same) in itertools.combinations(points, 2)
+        ):
+            self._refuse(where, axis, "give each value once: every method tries as many settings, different ones")
         if isinstance(axis, list) and "." not in name:
             self._refuse(where, axis, "a list of values is for a setting (its dotted name), labels need settings each")
 
-    def _known(self, where: str, name: str, known: Mapping[str, Any], *, always: bool = True) -> None:
+    def _known(self, where: str, name: str, known: Mapping[str, Any]) -> None:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             self._refuse(where, name, f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}")

@@ -2,8 +2,9 @@
 
 import pandas as pd
 
+from fl_lightning.study.column import counts_errors, scale_of
 from fl_lightning.study.statistics import by_seed
-from fl_lightning.study.table import counts_errors, markdown, scale_of
+from fl_lightning.study.table import markdown
 
 _NOTE = (
     "Points of the mean over seeds by which a method is behind the best one of a case, over the cases that it has; "

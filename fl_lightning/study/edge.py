@@ -1,7 +1,8 @@
 """Ordered axes of a grid: whether a chosen setting stands at an edge of what was tried, and what lies past the edge."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,14 +22,43 @@ def label_of(name: str, value: Any) -> str:
     return f"{name.rpartition('.')[2]}={value}"
 
 
-def points_of(name: str, axis: Axis) -> Iterator[Point]:
-    """The points of one axis."""
+def points_of(name: str, axis: Axis, shown: str | None = None) -> Iterator[Point]:
+    """The points of one axis.
+
+    Args:
+        name: The axis.
+        axis: Its values.
+        shown: The name in labels, as :func:`shown_names` gives it among other axes; None for that of the axis alone.
+    """
+    shown = shown or shown_names({name: axis})[name]
     if isinstance(axis, dict):
         for label, settings in axis.items():
-            yield f"{name}={label}", settings
+            yield f"{shown}={label}", settings
     else:
         for value in axis:
-            yield label_of(name, value), {name: value}
+            yield f"{shown}={value}", {name: value}
+
+
+def shown_names(axes: Mapping[str, Axis], going_on: Collection[str] = ()) -> dict[str, str]:
+    """The name of each axis in labels: of a setting's the last part.
+
+    Axes that share it are told apart by their places in a label; where one of them goes on, by their whole names.
+
+    Args:
+        axes: Of a grid, by name.
+        going_on: Those that go on past their ends.
+
+    Example:
+        >>> both = {"model.optimizer.lr": [0.1], "strategy.server.lr": [1]}
+        >>> list(shown_names(both).values())
+        ['lr', 'lr']
+        >>> list(shown_names(both, ["model.optimizer.lr"]).values())
+        ['model.optimizer.lr', 'strategy.server.lr']
+    """
+    short = {name: name if isinstance(axis, dict) else name.rpartition(".")[2] for name, axis in axes.items()}
+    count = Counter(short.values())
+    clashing = {each for name, each in short.items() if name in going_on and count[each] > 1}
+    return {name: name if each in clashing else each for name, each in short.items()}
 
 
 @dataclass(frozen=True)
@@ -37,20 +67,23 @@ class Ordered:
 
     Attributes:
         name: The axis.
+        shown: Its name in labels.
         setting: The setting.
         values: The numbers, ascending.
         labels: Those of the numbers.
     """
 
     name: str
+    shown: str
     setting: str
     values: Sequence[float]
     labels: Mapping[float, str]
 
     @classmethod
-    def of(cls, name: str, axis: Axis) -> "Ordered | None":
-        """The axis, if it is one."""
-        points = list(points_of(name, axis))
+    def of(cls, name: str, axis: Axis, shown: str | None = None) -> "Ordered | None":
+        """The axis, if it is one; arguments as of :func:`points_of`."""
+        shown = shown or shown_names({name: axis})[name]
+        points = list(points_of(name, axis, shown))
         settings = {setting for _, point in points for setting in point}
         if len(settings) != 1 or len(points) < 2:
             return None
@@ -58,7 +91,13 @@ class Ordered:
         labels = {point[setting]: label for label, point in points if _is_number(point.get(setting))}
         if len(labels) < len(points):
             return None
-        return cls(name, setting, sorted(labels), labels)
+        return cls(name, shown, setting, sorted(labels), labels)
+
+    @classmethod
+    def all_of(cls, axes: Mapping[str, Axis], going_on: Collection[str] = ()) -> "list[Ordered]":
+        """Those among the axes of a grid; arguments as of :func:`shown_names`."""
+        shown = shown_names(axes, going_on)
+        return list(filter(None, (cls.of(name, axis, shown[name]) for name, axis in axes.items())))
 
     def value_of(self, point: Point) -> float | None:
         """The number at which a point stands; None where another axis has the last word on the setting."""
@@ -68,8 +107,7 @@ class Ordered:
 
     def label(self, value: float) -> str:
         """The label of a number, on the axis or past its ends."""
-        listed = label_of(self.name if self.name == self.setting else f".{self.name}", value)
-        return self.labels.get(value, listed)
+        return self.labels.get(value, f"{self.shown}={value}")
 
     @property
     def goes_on(self) -> bool:
@@ -78,6 +116,8 @@ class Ordered:
 
     def past(self, point: Point, steps: int | None) -> list[Point]:
         """The point with the next value, by the ratio of the last two, past each end at which it stands, or beyond.
+
+        Of whole numbers the next is one, too: the nearest. They end where that is not a new one.
 
         Args:
             point: A point of the grid, or past its ends.
@@ -93,13 +133,19 @@ class Ordered:
                 continue
             if steps is not None and round(math.log(value / end) / math.log(end / before)) >= steps:
                 continue
-            further = float(f"{value * end / before:.3g}")
+            further = value * end / before
+            if all(isinstance(each, int) for each in values):
+                further = round(further)
+                if further < 1 or further == value:
+                    continue
+            else:
+                further = float(f"{further:.3g}")
             parts = [self.label(further) if part == self.label(value) else part for part in point[0].split(", ")]
             result.append((", ".join(parts), point[1] | {self.setting: further}))
         return result
 
 
-def at_edge(axes: Mapping[str, Axis], point: Point, tried: Sequence[Point]) -> str:
+def at_edge(axes: Mapping[str, Axis], point: Point, tried: Sequence[Point], going_on: Collection[str] = ()) -> str:
     """At which edges of what was tried a point stands, in words; empty for none.
 
     Of two values there is nothing but edges, so that they say nothing. Zero is no edge of a grid but of the setting,
@@ -109,9 +155,10 @@ def at_edge(axes: Mapping[str, Axis], point: Point, tried: Sequence[Point]) -> s
         axes: Of the grid, by name.
         point: The chosen one.
         tried: All that were tried, those past the ends of the axes too.
+        going_on: Axes that go on past their ends.
     """
     found = []
-    for axis in filter(None, (Ordered.of(name, axis) for name, axis in axes.items())):
+    for axis in Ordered.all_of(axes, going_on):
         value = axis.value_of(point)
         if value is None:
             continue

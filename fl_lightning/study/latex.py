@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import pandas as pd
 
 from fl_lightning.run.curve import AT_EDGE, DIVERGED, STILL_RISING
+from fl_lightning.study.column import has_best, scale_in, sign_of, unit_of
 from fl_lightning.study.marks import marked_pairs
-from fl_lightning.study.table import counts_errors, scale_of, units
+from fl_lightning.study.table import units
 
 #: Superscripts of the marks, and what they mean.
 _MARKS = {
@@ -49,33 +50,39 @@ def latex(shown: pd.DataFrame, table: pd.DataFrame, metric: str, *, ceilings: Se
             lines.append(" & ".join([_plain(name), *cells]) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}"]
     used = [f"${sign}$ {words}" for mark, (sign, words) in _MARKS.items() if pairs[mark]]
-    notes = [units(table) if metric == "test" else metric, *([f"in most seeds: {', '.join(used)}"] if used else [])]
+    notes = [_unit(table, metric), *([f"in most seeds: {', '.join(used)}"] if used else [])]
     return "\n".join([*lines, *(f"% {note}" for note in notes)])
 
 
 def _best(rows: dict[tuple[str, str], pd.DataFrame], metric: str, case: str, names: Sequence[str]) -> set[str]:
     """The methods with the best mean of a case, as it is printed."""
     means = {name: _rounded(rows[name, case], metric) for name in names if (name, case) in rows}
-    if not means or metric.endswith("_std"):  # of which none is the best
+    if not means or not has_best(metric):
         return set()
-    is_error = counts_errors(rows[next(iter(means)), case])
-    wanted = (min if is_error else max)(means.values())
+    sign = sign_of(rows[next(iter(means)), case], metric)
+    wanted = sign * max(sign * value for value in means.values())
     return {name for name, value in means.items() if value == wanted}
 
 
 def _rounded(rows: pd.DataFrame, metric: str) -> float:
-    return round(scale_of(is_error=counts_errors(rows)) * float(rows[metric].mean()), 1)
+    return round(scale_in(rows, metric) * float(rows[metric].mean()), 1)
 
 
 def _cell(rows: pd.DataFrame | None, metric: str, sign: str, *, is_best: bool, num_seeds: int) -> str:
     if rows is None:
         return ""
-    mean, scale = f"{_rounded(rows, metric):.1f}", scale_of(is_error=counts_errors(rows))
+    mean, scale = f"{_rounded(rows, metric):.1f}", scale_in(rows, metric)
     parts = [r"\mathbf{" + mean + "}" if is_best else mean]
     parts += [rf" \pm {scale * rows[metric].std():.1f}"] if len(rows) > 1 else []
     parts += [rf"\,({len(rows)})"] if len(rows) < num_seeds else []
     parts += ["^{" + sign + "}"] if sign else []
     return f"${''.join(parts)}$"
+
+
+def _unit(table: pd.DataFrame, metric: str) -> str:
+    """A metric and its unit; of the monitored one, which may differ from case to case, with all its names."""
+    kinds = {unit_of(rows, metric) for _, rows in table.dropna(subset=metric).groupby("case")}
+    return f"{metric} {kinds.pop()}" if metric != "test" and len(kinds) == 1 else units(table)
 
 
 def _plain(text: object) -> str:

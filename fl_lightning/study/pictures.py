@@ -14,10 +14,11 @@ from matplotlib.figure import Figure
 from fl_lightning.report.gaps import half_width
 from fl_lightning.report.theme import COLORS, NUM_SERIES, dash, orders
 from fl_lightning.run.folder import whole_file
+from fl_lightning.study.column import scale_in, unit_of
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.schema import Picture
 from fl_lightning.study.statistics import average_ranks, case_means, nemenyi
-from fl_lightning.study.table import by_round, counts_errors, scale_of
+from fl_lightning.study.table import by_round
 
 _WIDTH, _HEIGHT = 4.6, 3.8
 #: Least space between the labels of two ticks, in pixels.
@@ -62,7 +63,7 @@ def _lines(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure 
             rows = table[(table["method"] == method) & table["case"].isin(list(cases)) & table[picture.metric].notna()]
             if not len(rows):
                 continue
-            scale, unit = _unit(rows)
+            scale, unit = _unit(rows, picture.metric)
             by_seed = scale * rows.assign(x=rows["case"].map(cases)).pivot_table(picture.metric, "seed", "x")
             if picture.change:
                 unit, first = unit.replace("%", "points"), min(cases.values())
@@ -185,9 +186,8 @@ def _without_overlap(figure: Figure, all_axes: list[Axes]) -> Figure:
     return figure
 
 
-def _unit(rows: pd.DataFrame) -> tuple[float, str]:
-    is_error = counts_errors(rows)
-    return scale_of(is_error=is_error), ", × 10⁻³" if is_error else ", %"
+def _unit(rows: pd.DataFrame, metric: str = "test") -> tuple[float, str]:
+    return scale_in(rows, metric), f", {unit_of(rows, metric).replace('in percent', '%')}"
 
 
 def _color(index: int) -> str:

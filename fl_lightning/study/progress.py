@@ -57,6 +57,7 @@ class Progress:
         self.store = store
         self.partitions = dict(partitions or {})
         self.records = store.records()
+        self._newest: dict[str, str] | None = None
         self.grid = cache(self._grid)
         self.beyond = cache(self._beyond)
         self.reported = cache(self._reported)
@@ -72,13 +73,40 @@ class Progress:
         record = self.records.get(run.key)
         if record is None:
             return "missing"
-        if record["version"] != run.version or self._has_other_data(run, record):
+        if record["version"] != run.version or self.has_other_data(run):
             return "stale"
         return "failed" if record["error"] else "done"
 
-    def _has_other_data(self, run: StudyRun, record: Record) -> bool:
-        now = self.partitions.get(run.data)
-        return now is not None and record["partition"] not in ("", now)
+    def take(self, records: Mapping[str, Record]) -> None:
+        """Add records that are newer than those that are known, by key."""
+        for key, record in records.items():
+            self.records.pop(key, None)  # the newest is the last
+            self.records[key] = record
+        self._newest = None
+
+    def has_other_data(self, run: StudyRun) -> bool:
+        """Whether a run was computed on a partition that is not the current one of its settings.
+
+        That is the one that the current code makes, where it is known; otherwise that of the newest run with the same
+        settings of the data, so that no two runs on different ones count as current.
+        """
+        record = self.records.get(run.key)
+        if record is None or not record["partition"]:
+            return False
+        now = self.partitions.get(run.data) or self._newest_partitions().get(run.data)
+        return now is not None and record["partition"] != now
+
+    def _newest_partitions(self) -> dict[str, str]:
+        """Hash of the partition of the newest record, by ``StudyRun.data``."""
+        if self._newest is None:
+            groups = list(self.groups(self.study.methods, self.study.cases))
+            data = {run.key: run.data for group in groups for run in (*self.tuning(*group), *self.report(*group))}
+            self._newest = {
+                data[key]: record["partition"]
+                for key, record in self.records.items()
+                if key in data and record["partition"]
+            }
+        return self._newest
 
     def tuning(self, method: str, case: str) -> list[StudyRun]:
         """The runs whose validation chooses the setting of a method on a case; empty if another study has them."""
@@ -153,7 +181,7 @@ class Progress:
         if chosen is None or not chosen.tried:
             return ""
         tried = [trial.point for trial in source.trials(*tuned) if trial.label in chosen.tried]
-        return at_edge(source.study.axes_of(*tuned), chosen.point, tried)
+        return at_edge(source.study.axes_of(*tuned), chosen.point, tried, source.study.tuning.beyond)
 
     def _reported(self, method: str, case: str, label: str) -> list[StudyRun]:
         trials = self.source.trials(*self.study.tuned_on(method, case))

@@ -9,6 +9,7 @@ import pandas as pd
 from fl_lightning.run.curve import STILL_RISING
 from fl_lightning.run.folder import whole_file
 from fl_lightning.study import statistics
+from fl_lightning.study.column import counts_errors, scale_in, scale_of
 from fl_lightning.study.definition import Study
 from fl_lightning.study.distance import distances
 from fl_lightning.study.edge import Point
@@ -21,14 +22,14 @@ from fl_lightning.study.schema import Settings
 from fl_lightning.study.store import Store
 from fl_lightning.study.table import (
     by_round,
-    counts_errors,
     further_metrics,
     leaderboard,
     markdown,
     near_the_end,
-    scale_of,
+    on_current_data,
     tidy,
     units,
+    what_it_lacks,
     what_was_run,
 )
 from fl_lightning.study.traffic import traffic
@@ -39,11 +40,11 @@ _SIGNS = {statistics.ABOVE: " ▲", statistics.BELOW: " ▼"}
 def write_report(progress: Progress, table: pd.DataFrame) -> Path:
     """Write ``report.md`` and its pictures into the folder of the results."""
     study, folder = progress.study, progress.store.folder
-    references = progress.ceilings
+    lacking, table, references = what_it_lacks(table), on_current_data(table), progress.ceilings
     ranked = _without(references, table)
     comparisons = statistics.against_baselines(ranked, study.baselines)
     shown = leaderboard(progress, table)
-    parts = [f"# {study.title}", _preamble(progress, table, shown)]
+    parts = [f"# {study.title}", " ".join((_preamble(progress, table, shown), *lacking))]
     parts += ["## Test metrics", *_two_tables(progress, _leaderboard(progress, shown, table, comparisons))]
     if text := room(table, references):
         parts += ["## Room for methods", text]
@@ -159,7 +160,7 @@ def _leaderboard(progress: Progress, shown: pd.DataFrame, table: pd.DataFrame, c
     shown = with_shares(with_signs(shown, table), table, progress.ceilings)
     for row in comparisons.itertuples():
         shown.loc[row.method, row.case] += _SIGNS.get(row.verdict, "")
-    best = statistics.best_baselines(table, progress.study.baselines)
+    best = statistics.best_baselines(_without(progress.ceilings, table), progress.study.baselines)
     for case, method in best.items():
         shown.loc[method, case] += " (best simple)"
     note = (
@@ -177,7 +178,7 @@ def _two_tables(progress: Progress, shown: str) -> list[str]:
         return [shown]
     other = Study(study.path.parent / study.convergence)
     progress = Progress(other, Store(other.results))
-    table = tidy(progress)
+    table = on_current_data(tidy(progress))
     parts = ["### The papers' protocol", shown, "### To convergence"]
     if not len(table):
         return [*parts, f"Nothing of `{_shown(other.path)}` was run yet."]
@@ -209,7 +210,7 @@ def _papers(progress: Progress, table: pd.DataFrame) -> str:
     for case, settings in progress.study.cases.items():
         for method, printed in settings.paper.items():
             result = table[(table["case"] == case) & (table["method"] == method)]["test"].dropna()
-            scale = scale_of(is_error=counts_errors(table[table["case"] == case])) if len(result) else 100.0
+            scale = scale_in(table[table["case"] == case]) if len(result) else 100.0
             ours = f"{scale * result.mean():.1f}" if len(result) else ""
             rows.append({"method": method, "case": case, "ours": ours, "printed": printed})
     return markdown(pd.DataFrame(rows).set_index("method"), "method")

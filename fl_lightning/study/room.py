@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import pandas as pd
 import scipy.stats
 
+from fl_lightning.study.column import scale_in, sign_of
 from fl_lightning.study.statistics import best_baselines, by_seed
-from fl_lightning.study.table import counts_errors, markdown, scale_of
+from fl_lightning.study.table import markdown
 
 #: The method from which a way goes.
 FLOOR = "Local"
@@ -17,16 +18,20 @@ NO_ROOM = "no room"
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """That of a case, in the metric's unit, positive where the ceiling is better.
+    """That of a case, in the metric's unit; differences are positive where the ceiling is better.
 
     Attributes:
         ceiling: The method that is the ceiling: of several the one that validation ranks first.
-        length: Mean over the seeds that both have.
+        floor_mean: Mean metric of the floor, over the seeds that both ends have.
+        ceiling_mean: Likewise of the ceiling.
+        length: Mean of the differences in these seeds.
         uncertainty: Half of the 95 % interval of that mean (Student's t).
         gains: Of each other method how much better than the floor it is, mean over the seeds that both have.
     """
 
     ceiling: str
+    floor_mean: float
+    ceiling_mean: float
     length: float
     uncertainty: float
     gains: dict[str, float]
@@ -55,13 +60,17 @@ def ways(table: pd.DataFrame, names: Sequence[str]) -> dict[str, Way]:
         values = by_seed(table, case, "test")
         if not {FLOOR, ceiling} <= set(values.columns):
             continue
-        gap_S = (values[ceiling] - values[FLOOR]).dropna()
+        ends_S = values[[FLOOR, ceiling]].dropna()
+        gap_S = ends_S[ceiling] - ends_S[FLOOR]
         if len(gap_S) < 2:
             continue
         half = float(scipy.stats.t.ppf(0.975, len(gap_S) - 1)) * float(gap_S.std()) / math.sqrt(len(gap_S))
         gains = {name: float((values[name] - values[FLOOR]).mean()) for name in values.columns}
+        sign = sign_of(table[table["case"] == case])
         result[case] = Way(
             ceiling=ceiling,
+            floor_mean=sign * float(ends_S[FLOOR].mean()),
+            ceiling_mean=sign * float(ends_S[ceiling].mean()),
             length=float(gap_S.mean()),
             uncertainty=half,
             gains={name: gain for name, gain in gains.items() if name not in (FLOOR, ceiling) and gain == gain},
@@ -83,11 +92,10 @@ def room(table: pd.DataFrame, names: Sequence[str]) -> str:
     """A table in Markdown: of each case both ends, the way between them, and whether it tells methods apart."""
     rows = {}
     for case, way in ways(table, names).items():
-        scale = scale_of(is_error=counts_errors(table[table["case"] == case]))
-        ends = {name: scale * abs(by_seed(table, case, "test")[name].mean()) for name in (FLOOR, way.ceiling)}
+        scale = scale_in(table[table["case"] == case])
         rows[case] = {
-            FLOOR: f"{ends[FLOOR]:.1f}",
-            "ceiling": f"{ends[way.ceiling]:.1f} ({way.ceiling})",
+            FLOOR: f"{scale * way.floor_mean:.1f}",
+            "ceiling": f"{scale * way.ceiling_mean:.1f} ({way.ceiling})",
             "way": f"{scale * way.length:.1f} ± {scale * way.uncertainty:.1f}",
             "": "" if way.has_room else NO_ROOM,
         }

@@ -136,7 +136,7 @@ class Runner:
     def read_others(self) -> list[Record]:
         """Read what other processes have recorded since the last time; their runs count as tried."""
         new = [(key, each) for key, each in self.store.new_records().items() if self.progress.records.get(key) != each]
-        self.progress.records.update(new)
+        self.progress.take(dict(new))
         self._tried.update(key for key, _ in new)
         return [record for _, record in new]
 
@@ -297,7 +297,7 @@ class Runner:
             self.say(f"{run.title} was taken over by another process, since this one showed no sign of life")
             return
         self.store.bound_states(self.study.states_gb)
-        self.progress.records[run.key] = record
+        self.progress.take({run.key: record})
         self._count(run, record)
 
     def _count(self, run: StudyRun, record: Record) -> None:

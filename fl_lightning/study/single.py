@@ -6,6 +6,7 @@ from typing import Any
 
 from fl_lightning.run.version import digest_of_sources, sources
 from fl_lightning.study.definition import Study
+from fl_lightning.study.leases import Leases
 from fl_lightning.study.pool import Pool
 from fl_lightning.study.record import kept_rounds, make_record, task_arguments
 from fl_lightning.study.runner import Runner
@@ -15,20 +16,27 @@ from fl_lightning.study.store import Record, Store
 from fl_lightning.yaml_input import dump_yaml
 
 
-def sweep(study: Study, store: Store) -> str | None:
+def sweep(study: Study, store: Store, results: str | None = None) -> str | None:
     """A W&B sweep, as YAML, over the runs that can be trained now: those of the tuning, then the reported ones.
 
-    Without such runs it is None.
+    Args:
+        study: The study.
+        store: Where its records are.
+        results: The folder of results that the agents are told; None for the study's own.
+
+    Returns:
+        The text; None without such runs.
     """
     runs = list(Runner(study, store).todo(ready=True))
     if not runs:
         return None
+    elsewhere = ["--results", results] if results else []
     return dump_yaml(
         {
             "name": study.title,
             "program": "fl-train",
             "method": "grid",
-            "command": ["fl-train", "study", "train", str(study.path), "${args}"],
+            "command": ["fl-train", "study", "train", str(study.path), *elsewhere, "${args}"],
             "parameters": {"run": {"values": [run.key for run in runs]}},
         },
         sort_keys=False,
@@ -36,19 +44,30 @@ def sweep(study: Study, store: Store) -> str | None:
 
 
 def train_run(study: Study, store: Store, key: str, scratch: Path) -> Record | None:
-    """Train a run in this process, send it to W&B and store it.
+    """Train a run in this process, send it to W&B and store it; this process has its lease meanwhile.
 
     Returns:
         Its record; None if no run that can be trained has the key.
 
     Raises:
-        WrongStudy: A signal ended it; nothing is stored, and it is still to do.
+        WrongStudy: Another process trains it, or a signal ended it; nothing is stored, and it is still to do.
     """
-    from fl_lightning.study.worker import train
-
-    run = next((run for run in Runner(study, store).todo(ready=True) if run.key == key), None)
+    runner = Runner(study, store)
+    run = next((run for run in runner.todo(ready=True) if run.key == key), None)
     if run is None:
         return None
+    with runner.leases:
+        if runner.leases.claim(run.key, store.partial_state(run)) is None:
+            raise WrongStudy(f"{run.title}: another process trains it")
+        runner.read_others()  # maybe it was done just now
+        if run.key not in {each.key for each in runner.todo(ready=True)}:
+            return None
+        return _train(study, store, run, scratch, runner.leases)
+
+
+def _train(study: Study, store: Store, run: StudyRun, scratch: Path, leases: Leases) -> Record:
+    from fl_lightning.study.worker import train
+
     store.keep_sources(digest_of_sources(), sources())
     folder = store.files({"method": run.method, "case": run.case, "seed": run.seed})
     keep = study.keep if run.purpose == "report" else ()
@@ -57,8 +76,11 @@ def train_run(study: Study, store: Store, key: str, scratch: Path) -> Record | N
     if result.get("interrupted"):
         raise WrongStudy(f"{run.title}: {result['error']}; nothing was recorded, so that it is still to do")
     record = make_record(run, result)
-    store.keep_own_sources(run)
-    store.add(record, kept_rounds(study, run, result))
+    with leases.held(run.key) as is_mine:
+        if not is_mine:
+            raise WrongStudy(f"{run.title} was taken over by another process, since this one showed no sign of life")
+        store.keep_own_sources(run)
+        store.add(record, kept_rounds(study, run, result))
     return record
 
 

@@ -19,6 +19,7 @@ import scipy.stats
 from numpy.typing import NDArray
 
 from fl_lightning.run.curve import STILL_RISING
+from fl_lightning.study.column import counts_errors, sign_of
 from fl_lightning.study.marks import marked_pairs
 
 #: Differences with a smaller corrected p-value are called differences.
@@ -27,16 +28,18 @@ LEVEL = 0.05
 FEWEST_PAIRS = 3
 _TESTED = ("difference", "p", "holm", "verdict")
 ABOVE, BELOW, SAME, UNTESTED = "above", "below", "not distinguishable", "too few runs to test"
+#: Over cases.
+FEW_CASES = "too few cases to test"
 #: In place of above and below.
 UNFINISHED = "unfinished"
 
 
-def best_baselines(table: pd.DataFrame, baselines: Sequence[str]) -> dict[str, str]:
-    """The baseline of every case that is best on validation, mean over its seeds."""
-    known = table[table["method"].isin(baselines) & table["val"].notna()]
+def best_baselines(table: pd.DataFrame, baselines: Sequence[str], metric: str = "test") -> dict[str, str]:
+    """The baseline of every case that is best on validation, mean over its seeds, among those that have a metric."""
+    known = table[table["method"].isin(baselines) & table["val"].notna() & table[metric].notna()]
     result: dict[str, str] = {}
     for case, rows in known.groupby("case", sort=False):
-        means = rows.groupby("method", sort=False)["val"].mean() * _sign(rows)
+        means = rows.groupby("method", sort=False)["val"].mean() * sign_of(rows)
         result[str(case)] = str(means.idxmax())
     return result
 
@@ -50,8 +53,8 @@ def against_baselines(table: pd.DataFrame, baselines: Sequence[str], metric: str
         methods of the case), ``verdict``, and whether the comparison is ``unfinished``.
     """
     result, rising = [], marked_pairs(table, STILL_RISING)
-    for case, baseline in best_baselines(table, baselines).items():
-        values = by_seed(table, case, metric)
+    for case, baseline in best_baselines(table, baselines, metric).items():
+        values, of_case = by_seed(table, case, metric), table[(table["case"] == case) & table[metric].notna()]
         rows = []
         for method in values.columns.drop(baseline):
             gain_S = (values[method] - values[baseline]).dropna().to_numpy()
@@ -59,8 +62,8 @@ def against_baselines(table: pd.DataFrame, baselines: Sequence[str], metric: str
                 {
                     "case": case,
                     "method": method,
-                    "metric": str(table[table["case"] == case]["metric"].dropna().iloc[0]),
-                    "is_error": bool(table[table["case"] == case]["is_error"].dropna().iloc[0]),
+                    "metric": str(of_case["metric"].iloc[0]),
+                    "is_error": counts_errors(of_case, metric),
                     "baseline": baseline,
                     "pairs": len(gain_S),
                     "unfinished": not rising.isdisjoint({(method, case), (baseline, case)}),
@@ -85,36 +88,35 @@ def over_cases(comparisons: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         A row for each method: ``cases``, how many of them are ``unfinished``, mean ``difference``, ``p``, ``holm``
-        (corrected over the methods) and ``verdict``: above or below only if the finished cases alone say so, too.
+        (corrected over the methods) and ``verdict``: above or below only if the finished cases alone say so, too, and
+        :data:`FEW_CASES` where so few cases could have no other p-value.
     """
     known = comparisons.dropna(subset="difference")
     whole, finished = _wilcoxon(known), _wilcoxon(known[~known["unfinished"].astype(bool)])
     rows = []
     for method, row in whole.items():
         number = int(known.loc[known["method"] == method, "unfinished"].sum())
-        agrees = method in finished and finished[method]["verdict"] == row["verdict"]
-        rows.append(
-            {
-                "method": method,
-                "unfinished": number,
-                **row,
-                "verdict": verdict(row["difference"], row["holm"], unfinished=bool(number) and not agrees),
-            }
-        )
+        word = row["verdict"]
+        if word in (ABOVE, BELOW) and number and finished.get(method, {}).get("verdict") != word:
+            word = UNFINISHED
+        rows.append({"method": method, "unfinished": number, **row, "verdict": word})
     return pd.DataFrame(rows, columns=["method", "cases", "unfinished", *_TESTED])
 
 
 def _wilcoxon(comparisons: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """Cases, mean difference, p, corrected p and verdict of each method."""
     rows: dict[str, dict[str, Any]] = {}
+    least = {}
     for method, result in comparisons.groupby("method", sort=False):
         gain_K = result["difference"].to_numpy()
         p = np.nan
         if len(gain_K) >= FEWEST_PAIRS and np.any(gain_K):
             p = float(scipy.stats.wilcoxon(gain_K).pvalue)
         rows[str(method)] = {"cases": len(gain_K), "difference": float(gain_K.mean()), "p": p}
-    for row, holm in zip(rows.values(), corrected([row["p"] for row in rows.values()]), strict=True):
-        row |= {"holm": holm, "verdict": verdict(row["difference"], holm)}
+        least[str(method)] = np.nan if np.isnan(p) else 2.0 ** (1 - len(gain_K))  # if all differences have one sign
+    holm = corrected([row["p"] for row in rows.values()])
+    for row, p, lowest in zip(rows.values(), holm, corrected(least.values()), strict=True):
+        row |= {"holm": p, "verdict": verdict(row["difference"], p) if lowest < LEVEL else FEW_CASES}
     return rows
 
 
@@ -124,7 +126,9 @@ def case_means(table: pd.DataFrame, metric: str = "test") -> pd.DataFrame:
     Methods that lack more cases than half are left out; of the others those that lack the most, and the cases that any
     of the rest lacks, so that as many metrics as possible remain.
     """
-    signed = table.assign(value=table[metric] * table["is_error"].map(_sign_of, na_action="ignore"))
+    known = table[table[metric].notna()]
+    signs = {case: sign_of(rows, metric) for case, rows in known.groupby("case", sort=False)}
+    signed = table.assign(value=table[metric].astype(float) * table["case"].map(signs))
     means = signed.pivot_table(index="case", columns="method", values="value", sort=False)
     count = means.notna().sum()
     fewest = sorted({number for number in count if number * 2 > len(means)}, reverse=True)
@@ -251,13 +255,5 @@ def verdict(difference: float, p: float, *, unfinished: bool = False) -> str:
 def by_seed(table: pd.DataFrame, case: str, metric: str) -> pd.DataFrame:
     """Seeds × methods of a case, more being better."""
     rows = table[(table["case"] == case) & table[metric].notna()]
-    sign = _sign(rows) if len(rows) else 1.0
+    sign = sign_of(rows, metric) if len(rows) else 1.0
     return rows.pivot_table(index="seed", columns="method", values=metric, sort=False) * sign
-
-
-def _sign(rows: pd.DataFrame) -> float:
-    return _sign_of(bool(rows["is_error"].dropna().iloc[0]))
-
-
-def _sign_of(is_error: bool) -> float:
-    return -1.0 if is_error else 1.0

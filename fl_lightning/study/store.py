@@ -37,7 +37,8 @@ class Store:
     ``runs.jsonl`` has a line for each run (the last one of a key counts), ``history.jsonl`` one with the metrics of
     every round, ``sources.json`` the sources by the digests that the runs name. Each line ends with a checksum of what
     precedes it; those of older lines, which have none, are in ``checksums.txt`` (``fl-train study seal``). A damaged
-    line counts as missing, and is named; the partial line of a killed process is removed before the next is written.
+    line counts as missing, and is named; so does every run that had failed before it, since it may have been any of
+    these. The partial line of a killed process is removed before the next is written.
 
     Args:
         folder: The folder; created with the first record.
@@ -62,7 +63,14 @@ class Store:
     def records_after(self, num_bytes: int) -> dict[str, Record]:
         """The newest record of each run, by key, of those that were added after so many bytes of ``runs.jsonl``."""
         self._num_read = _whole_bytes(self.runs)
-        return {record["key"]: record for record in self._lines(self.runs, num_bytes)}
+        records: dict[str, Record] = {}
+        for record in self._lines(self.runs, num_bytes):
+            if record is None:  # nobody knows whose it was: what had failed before may have been done in it
+                records = {key: each for key, each in records.items() if not each.get("error")}
+            else:
+                records.pop(record["key"], None)  # in the order of the newest ones
+                records[record["key"]] = record
+        return records
 
     def new_records(self) -> dict[str, Record]:
         """The records that were added, by any process, since they were last read here."""
@@ -78,7 +86,7 @@ class Store:
 
     def history(self) -> dict[str, dict[str, list[float]]]:
         """The metrics of every round, by key of the run and name."""
-        return {line["key"]: line["rounds"] for line in self._lines(self.rounds)}
+        return {line["key"]: line["rounds"] for line in self._lines(self.rounds) if line is not None}
 
     def add(self, record: Record, rounds: Mapping[str, list[float]] | None = None) -> None:
         """Append a run, its rounds first, so that every reader of the run finds them."""
@@ -144,23 +152,32 @@ class Store:
 
     def seal(self) -> int:
         """Accept the lines without a checksum: store theirs in ``checksums.txt``; returns how many are new."""
-        known = self._known_checksums()
-        plain = [line for path in (self.runs, self.rounds) for line in _raw(path) if _SEALED.fullmatch(line) is None]
-        new = [digest for line in plain if _is_record(line) and (digest := _checksum(line)) not in known]
-        if new:
-            with locked(self.checksums), whole_file(self.checksums) as temporary:
-                temporary.write_text("".join(f"{digest}\n" for digest in [*known, *new]))
+        if not self.folder.exists():
+            return 0
+        with locked(self.checksums):
+            known, files = self._known_checksums(), (self.runs, self.rounds)
+            plain = [line for path in files for line in _raw(path) if _SEALED.fullmatch(line) is None]
+            new = [digest for line in plain if _is_record(line) and (digest := _checksum(line)) not in known]
+            if new:
+                with whole_file(self.checksums) as temporary:
+                    temporary.write_text("".join(f"{digest}\n" for digest in [*known, *new]))
         return len(new)
 
     def rewrite(self, change: Callable[[Record], Record | None]) -> int:
-        """Replace records in ``runs.jsonl`` and ``history.jsonl``; returns how many.
+        """Replace records in ``runs.jsonl`` and ``history.jsonl``; returns how many. Other processes wait meanwhile.
 
         Args:
-            change: Returns the new record for an old one; None keeps the old one.
+            change: Returns the new record for an old one; None keeps the old one. It must not write to this store.
 
         Raises:
             ValueError: A line is damaged; nothing is changed then.
         """
+        if not self.folder.exists():
+            return 0
+        with locked(self.runs):
+            return self._rewrite(change)
+
+    def _rewrite(self, change: Callable[[Record], Record | None]) -> int:
         known, count, replaced = self._known_checksums(), 0, set[str]()
         written: dict[Path, bytes] = {}
         for path in (self.runs, self.rounds):
@@ -178,21 +195,20 @@ class Store:
                 lines.append(line + b"\n")
             if path.exists():
                 written[path] = b"".join(lines)
-        with locked(self.runs):
-            for path, text in written.items():
-                with whole_file(path) as temporary:
-                    temporary.write_bytes(text)
-            if replaced:
-                with whole_file(self.checksums) as temporary:
-                    temporary.write_text("".join(f"{digest}\n" for digest in known if digest not in replaced))
+        for path, text in written.items():
+            with whole_file(path) as temporary:
+                temporary.write_bytes(text)
+        if replaced:
+            with whole_file(self.checksums) as temporary:
+                temporary.write_text("".join(f"{digest}\n" for digest in known if digest not in replaced))
         return count
 
     def _known_checksums(self) -> dict[str, None]:
         text = self.checksums.read_text(errors="replace") if self.checksums.exists() else ""
         return dict.fromkeys(text.splitlines())
 
-    def _lines(self, path: Path, start: int = 0) -> Iterator[Record]:
-        """Records of a file from a byte on; damaged lines are listed in ``damaged`` if all are read."""
+    def _lines(self, path: Path, start: int = 0) -> Iterator[Record | None]:
+        """Records of a file from a byte on, None for a damaged line, which ``damaged`` lists if all are read."""
         if not start:
             self.damaged = [entry for entry in self.damaged if not entry.startswith(path.name)]
         known: dict[str, None] | None = None
@@ -205,8 +221,9 @@ class Store:
             record = json.loads(content) if is_whole and _is_record(content) else {}
             if {"key", *(["rounds"] if path == self.rounds else [])} <= set(record):
                 yield record
-            elif not start:
-                self.damaged.append(f"{path.name}, line {number}")
+            else:
+                self.damaged += [] if start else [f"{path.name}, line {number}"]
+                yield None
 
     @contextmanager
     def running(self) -> Iterator[bool]:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fl_lightning.direction import direction_of
 from fl_lightning.run.curve import AT_EDGE
 from fl_lightning.run.folder import whole_file
+from fl_lightning.study.column import counts_errors, scale_in
 from fl_lightning.study.definition import Study
 from fl_lightning.study.marks import COLUMNS, columns_of
 from fl_lightning.study.progress import Progress
@@ -43,11 +43,14 @@ def tidy(progress: Progress) -> pd.DataFrame:
             if record is not None:
                 names = {"method": method, "case": case, "seed": run.seed}
                 end = {**columns_of(record, history.get(run.key)), **choice}
-                row = {**_row(record), **_further(record, study.history)}
-                rows.append({**row, **names, **end, "stale": progress.state(run) == "stale"})
+                row = {**_row(record), **_further(record, study.history), **names, **end}
+                row |= {"stale": progress.state(run) == "stale", "other_data": progress.has_other_data(run)}
+                rows.append(row)
                 records.append(record)
     _add_always_benign(rows, records)
     table = pd.DataFrame(rows)
+    if "val" in table and "test" not in table:
+        table["test"] = np.nan
     leading = [name for name in _LEADING if name in table.columns]
     trailing = [name for name in _TRAILING if name in table.columns]
     inner = sorted(name for name in table.columns if name not in (*leading, *trailing))
@@ -62,7 +65,9 @@ _LEADING = ("method", "case", "seed", "setting", "metric", "round", "val", "test
 #: Columns that are metrics.
 _METRIC = re.compile(r"(.*_)?(val|test)(_(std|worst|weighted|asr))?|(test|val)/.+|benign_val_acc")
 _SPENT = ("seconds", "cpu_seconds", "training_seconds", "rounds", "bytes_up", "bytes_down", "bytes_peer", "failures")
-_TRAILING = (*COLUMNS, *_SPENT, "stale", "error", "partition", "version", "command")
+_TRAILING = (*COLUMNS, *_SPENT, "stale", "other_data", "error", "partition", "version", "command")
+#: Columns that are not among those of ``results.csv``.
+_HIDDEN = ("is_error", "other_data")
 
 
 def _add_always_benign(rows: list[dict[str, Any]], records: Sequence[Record]) -> None:
@@ -114,6 +119,20 @@ def _further(record: Record, wanted: Sequence[str]) -> dict[str, float | None]:
     return {name: found[name] for name in wanted if name.startswith("test/") and name != main and name in found}
 
 
+def what_it_lacks(table: pd.DataFrame) -> Iterator[str]:
+    """Sentences on the runs of a tidy table that :func:`on_current_data` leaves out, and on metrics that none has."""
+    if len(table) and (number := int(table["other_data"].sum())):
+        runs = "1 run is" if number == 1 else f"{number} runs are"
+        yield f"{runs} left out: the data have changed since, so that they compare with no others."
+    if "val" in table and not table["test"].notna().any():
+        yield "There are no test examples: no test metric is known."
+
+
+def on_current_data(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a tidy table without those of runs on data that have changed since, which compare with no others."""
+    return table[~table["other_data"].astype(bool)] if len(table) else table
+
+
 def metrics_in(table: pd.DataFrame) -> list[str]:
     """The columns of the tidy table that a leaderboard can show, in its unit."""
     return [name for name in table.columns if _METRIC.fullmatch(name) and pd.api.types.is_numeric_dtype(table[name])]
@@ -122,12 +141,7 @@ def metrics_in(table: pd.DataFrame) -> list[str]:
 def write_csv(table: pd.DataFrame, path: Path) -> None:
     """Write the tidy table; numbers as they are stored."""
     with whole_file(path) as temporary:
-        table.drop(columns="is_error", errors="ignore").to_csv(temporary, index=False, lineterminator="\n")
-
-
-def scale_of(*, is_error: bool) -> float:
-    """Factor to the displayed unit: percent, or 10⁻³ of an error."""
-    return 1000.0 if is_error else 100.0
+        table.drop(columns=list(_HIDDEN), errors="ignore").to_csv(temporary, index=False, lineterminator="\n")
 
 
 def units(table: pd.DataFrame) -> str:
@@ -142,11 +156,6 @@ def units(table: pd.DataFrame) -> str:
     shares = " and ".join(name for name, is_error in names if not is_error)
     errors = [f"{name} × 10⁻³" for name, is_error in names if is_error]
     return ", ".join([*([f"{shares} in percent"] if shares else []), *errors]) or "no metric is known"
-
-
-def counts_errors(rows: pd.DataFrame) -> bool:
-    """Whether a lower value of these rows' common metric is better."""
-    return bool(rows["is_error"].dropna().iloc[0])
 
 
 def leaderboard(progress: Progress, table: pd.DataFrame, metric: str = "test") -> pd.DataFrame:
@@ -164,9 +173,8 @@ def further_metrics(progress: Progress, table: pd.DataFrame) -> Iterator[tuple[s
     """Leaderboards of the other test metrics, with the name and the unit of each."""
     for metric in (name for name in progress.study.history if name.startswith("test/") and name in table):
         rows, name = table[table[metric].notna()], metric.removeprefix("test/")
-        is_error = direction_of(metric) == "min"
-        words = units(pd.DataFrame({"metric": [name], "is_error": [is_error]}))
-        yield f"{words[0].upper()}{words[1:]}", leaderboard(progress, rows.assign(is_error=is_error), metric)
+        words = units(pd.DataFrame({"metric": [name], "is_error": [counts_errors(rows, metric)]}))
+        yield f"{words[0].upper()}{words[1:]}", leaderboard(progress, rows, metric)
 
 
 def near_the_end(table: pd.DataFrame, study: Study) -> pd.DataFrame | None:
@@ -190,16 +198,18 @@ def what_was_run(shown: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
 
 def cell_text(result: pd.DataFrame, metric: str, study: Study) -> str:
-    """Mean ± standard deviation over the seeds, and how many failed or are missing."""
+    """Mean ± standard deviation over the seeds, and how many failed or are missing; empty if no run has the metric."""
     values = result[metric].dropna()
     if not len(values):
-        return "failed"
+        return "failed" if (result["error"] != "").any() else ""
     number = "" if len(values) == len(study.seeds) else f" ({len(values)} of {len(study.seeds)})"
-    return mean_and_spread(values, scale_of(is_error=counts_errors(result))) + number
+    return mean_and_spread(values, scale_in(result, metric)) + number
 
 
 def mean_and_spread(values: pd.Series, scale: float) -> str:
-    """Mean ± standard deviation as text; for a single value, the value."""
+    """Mean ± standard deviation as text; for a single value, the value; empty without any."""
+    if not len(values):
+        return ""
     spread = f" ± {scale * values.std():.1f}" if len(values) > 1 else ""
     return f"{scale * values.mean():.1f}{spread}"
 
@@ -208,7 +218,7 @@ def by_round(
     progress: Progress, history: Mapping[str, Rounds], method: str, case: str, metrics: Sequence[str]
 ) -> list[np.ndarray] | None:
     """Metrics by round, each a mean over the seeds that have all of them; None if no seed has."""
-    result = [history.get(run.key, {}) for run in progress.report(method, case)]
+    result = [history.get(run.key, {}) for run in progress.report(method, case) if not progress.has_other_data(run)]
     result = [rounds for rounds in result if all(metric in rounds for metric in metrics)]
     if not result:
         return None

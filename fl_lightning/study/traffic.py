@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
+from fl_lightning.study.column import scale_of
 from fl_lightning.study.definition import TOTAL_BYTES, Study
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.store import Record, Rounds, is_less_better, metric_reported
-from fl_lightning.study.table import markdown, mean_and_spread, scale_of
+from fl_lightning.study.table import markdown, mean_and_spread
 
 #: Which share of an error above the target's, and how much accuracy below it, still counts as there.
 _ERROR_SLACK, _ACCURACY_SLACK = 0.02, 0.01
@@ -44,6 +45,7 @@ def _table(progress: Progress, case: str, history: Mapping[str, Rounds], sizes: 
     result: dict[str, list[tuple[Record, Rounds]]] = {}
     for method in study.methods:
         study_runs = progress.report(method, case) if case in study.cases_of(method) else []
+        study_runs = [run for run in study_runs if not progress.has_other_data(run)]
         found = [(progress.records[run.key], history.get(run.key)) for run in study_runs if run.key in progress.records]
         result[method] = [(record, rounds) for record, rounds in found if rounds is not None and not record["error"]]
     assert study.traffic is not None
@@ -59,10 +61,15 @@ def _table(progress: Progress, case: str, history: Mapping[str, Rounds], sizes: 
 def _sent(runs: Sequence[tuple[Record, Rounds]]) -> dict[str, str]:
     """Test metrics, over clients and weighted by their examples, and what they cost."""
     scale, metric = scale_of(is_error=is_less_better(runs[0][0])), metric_reported(runs[0][0])
-    test = pd.Series([record["result"][f"test/{metric}"] for record, _ in runs])
-    weighted = [scale * record["result"][f"test/{metric}_weighted"] for record, _ in runs]
+    test, weighted = (
+        pd.Series([record["result"].get(f"test/{metric}{end}") for record, _ in runs], dtype=float).dropna()
+        for end in ("", "_weighted")
+    )
     chosen = [rounds["round"].index(record["result"]["best_round"]) for record, rounds in runs]
-    study_runs = {"test": mean_and_spread(test, scale), "by examples": f"{statistics.mean(weighted):.1f}"}
+    study_runs = {
+        "test": mean_and_spread(test, scale),
+        "by examples": f"{scale * weighted.mean():.1f}" if len(weighted) else "",
+    }
     for column, name in {"MB, all": TOTAL_BYTES, "MB, busiest": "comm/bytes_busiest"}.items():
         sent = [rounds[name][index] for (_, rounds), index in zip(runs, chosen, strict=True) if name in rounds]
         study_runs[column] = shown(statistics.mean(sent) / 1e6) if len(sent) == len(runs) else ""

@@ -43,6 +43,7 @@ def test_what_cannot_be(make_study: Callable[..., Study], capsys: pytest.Capture
     for words, summary in {
         ("--nodes", "2"): "--nodes needs --workers: give one of slurm, local, debug",
         ("--workers", "local", "--hours", "0"): "--hours 0.0 is no time limit: give a positive number",
+        ("--workers", "local", "--hours", "inf"): "--hours inf is no time limit: give a positive number",
         ("--workers", "slurm", "--slurm", "gpu"): "'gpu' is not an option of sbatch: give NAME=VALUE",
         ("--workers", "cloud"): "invalid choice: 'cloud' (choose from",
     }.items():

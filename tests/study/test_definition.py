@@ -73,6 +73,61 @@ from fl_lightning.study.schema import WrongStudy
             {"tuning": {"seeds": [7], "budget": 1, "grid": {"a.b": [1, 2]}, "steps": 2}},
             "tuning.steps is 2: name the axes",
         ),
+        *(
+            (
+                {"tuning": {"seeds": [7], "budget": 1, "grid": {"a.b": axis}}},
+                "give each value once: every method tries as many settings, different ones",
+            )
+            for axis in ([0.1, 0.2, 0.1], [1, 1.0], [1, "1"], {"x": {"a.b": 1}, "y": {"a.b": 1}})
+        ),
+        (
+            {"cases": {"plain": {"grid": {"model.optimizer.lr": [1, 1]}}}},
+            "cases.plain.grid.model.optimizer.lr is [1, 1]: give each value once",
+        ),
+        (
+            {"methods": {"A": {"config": "quickstart.yaml", "tune": {"a.b": [1, 1]}}}, "baselines": []},
+            "methods.A.tune.a.b is [1, 1]: give each value once",
+        ),
+        (
+            {"cases": {"a": {}, "b": {"tuned_on": "a"}, "c": {"tuned_on": "b"}}},
+            "cases.c.tuned_on is b: it takes the choice of a itself: name one that is tuned",
+        ),
+        (
+            {"cases": {"a": {"tuned_on": "b"}, "b": {"tuned_on": "a"}}},
+            "cases.a.tuned_on is b: it takes the choice of a",
+        ),
+        (
+            {
+                "methods": {
+                    "A": {"config": "quickstart.yaml"},
+                    "B": {"config": "quickstart.yaml", "tuned_as": "A"},
+                    "C": {"config": "quickstart.yaml", "tuned_as": "B"},
+                },
+                "baselines": [],
+            },
+            "methods.C.tuned_as is B: it takes the choice of A itself: name one that is tuned",
+        ),
+        (
+            {"cases": {"a": {}, "b": {"tuned_on": "a", "grid": {"model.optimizer.lr": [1, 2]}}}},
+            "cases.b.grid is ['model.optimizer.lr']: a is tuned in its place: leave it out",
+        ),
+        (
+            {
+                "methods": {
+                    "A": {"config": "quickstart.yaml"},
+                    "B": {"config": "quickstart.yaml", "tuned_as": "A", "tune": {"a.b": [1, 2]}},
+                },
+                "baselines": [],
+            },
+            "methods.B.tune is ['a.b']: A is tuned in its place: leave it out",
+        ),
+        *(
+            (
+                {"history": ["comm/bytes_total"], "traffic": {"by_examples": bounds}},
+                f"traffic.by_examples is {bounds}: give ascending bounds",
+            )
+            for bounds in ([100.0, 20.0], [5.0, 5.0])
+        ),
         ({"convergence": "far.yaml"}, "convergence is far.yaml: it is no file"),
         (
             {"tuning": {"seeds": [7], "budget": 1, "grid": {"a.b": [1, 2]}, "beyond": ["a.c"]}},
@@ -83,7 +138,7 @@ from fl_lightning.study.schema import WrongStudy
                 {"tuning": {"seeds": [7], "budget": 1, "grid": {"a.b": axis}, "beyond": ["a.b"]}},
                 "tuning.beyond is a.b: its axis must be two positive numbers or more, not",
             )
-            for axis in ([1], [0, 1], [True, 2], ["x", "y"], {"x": {"a.b": 1}, "y": {"a.c": 2}}, [2, 2])
+            for axis in ([1], [0, 1], [True, 2], ["x", "y"], {"x": {"a.b": 1}, "y": {"a.c": 2}})
         ),
         ({"tuning": {"study": "other.yaml", "seeds": [7]}}, "other.yaml cannot be read"),
         ({"pictures": {"p": {"kind": "curves", "metric": "test/acc"}}}, "its curves need test/acc in history"),

@@ -89,3 +89,36 @@ def test_axes_of_a_methods_own_may_go_on_too(make_study: Callable[..., Study]) -
     point = "lr=0.02, client_lr=one", {"model.optimizer.lr": 1.0}
     assert [label for label, _ in study.beyond("FedAvg", "plain", point)] == ["lr=0.02, client_lr=3.33"]
     assert [label for label, _ in study.beyond("Local", "plain", rate(0.02))] == ["lr=0.04"]
+
+
+@pytest.mark.parametrize(
+    ("values", "at", "expected"),
+    [([1, 2], 2, [4]), ([1, 2], 1, []), ([2, 3], 3, [4]), ([4, 8], 4, [2]), ([1, 5, 25], 25, [125]), ([2, 3], 2, [1])],
+    ids=str,
+)
+def test_whole_numbers_go_on_in_whole_numbers(values: list[int], at: int, expected: list[int]) -> None:
+    axis = Ordered.of("strategy.num_epochs", values)
+    assert axis is not None
+    further = axis.past((f"num_epochs={at}", {"strategy.num_epochs": at}), None)
+    assert further == [(f"num_epochs={each}", {"strategy.num_epochs": each}) for each in expected]
+    assert all(type(settings["strategy.num_epochs"]) is int for _, settings in further)
+
+
+def test_axes_with_the_same_last_name_are_apart(make_study: Callable[..., Study]) -> None:
+    """Only the axis that goes on changes, and no two settings have one label."""
+    own = "strategy.server_optimizer.init_args.lr"
+    methods = {
+        "FedOpt": {"config": "quickstart.yaml", "tune": {own: [0.1, 0.01]}},
+        "Local": {"config": "quickstart.yaml"},
+    }
+    tuning = {"seeds": [7], "budget": 2, "grid": {"model.optimizer.lr": [0.01, 0.1]}, "beyond": ["model.optimizer.lr"]}
+    study = make_study(methods=methods, tuning=tuning)
+    grid = study.grid_of("FedOpt", "plain")
+    assert grid[0] == (f"model.optimizer.lr=0.01, {own}=0.1", {"model.optimizer.lr": 0.01, own: 0.1})
+    point = f"model.optimizer.lr=0.1, {own}=0.1", {"model.optimizer.lr": 0.1, own: 0.1}
+    assert study.beyond("FedOpt", "plain", point) == [
+        (f"model.optimizer.lr=1.0, {own}=0.1", {"model.optimizer.lr": 1.0, own: 0.1})
+    ]
+    assert study.grid_of("Local", "plain")[0][0] == "lr=0.01"
+    fixed = make_study(methods=methods, tuning={**tuning, "beyond": []})
+    assert [label for label, _ in fixed.grid_of("FedOpt", "plain")] == ["lr=0.01, lr=0.1", "lr=0.1, lr=0.01"]

@@ -52,3 +52,20 @@ def test_of_errors_the_least_is_the_best() -> None:
     assert r"B & $\mathbf{100.0} \pm 0.0$" in text
     assert r"A & $200.0 \pm 0.0$" in text
     assert len(re.findall(r"\\midrule", text)) == 1
+
+
+@pytest.mark.parametrize(
+    ("metric", "best", "cell"),
+    [
+        ("test/ece", "B", r"\mathbf{100.0} \pm 0.0"),
+        ("test/loss", "B", r"\mathbf{100.0} \pm 0.0"),
+        ("test_asr", "B", r"\mathbf{10.0} \pm 0.0"),
+        ("test/mrr", "A", r"\mathbf{20.0} \pm 0.0"),
+        ("test_worst", "A", r"\mathbf{20.0} \pm 0.0"),
+    ],
+)
+def test_of_further_metrics_the_best_is_by_their_own_direction(metric: str, best: str, cell: str) -> None:
+    rows = pd.DataFrame(rows_of("A", "c", [0.2, 0.2]) + rows_of("B", "c", [0.1, 0.1])).rename(columns={"test": metric})
+    shown = pd.DataFrame("x", index=["A", "B"], columns=["c"])
+    (line,) = [line for line in latex(shown, rows, metric, ceilings=[], num_seeds=2).splitlines() if "mathbf" in line]
+    assert line == f"{best} & ${cell}$ " + 2 * "\\"

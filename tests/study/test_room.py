@@ -87,3 +87,10 @@ def test_a_ceiling_changes_no_comparison_of_the_others(make_study, monkeypatch) 
     assert " · 50 %" in part("with", "Test metrics")
     for title in ("Against the best simple baseline", "Average ranks", "Wins, ties and losses"):
         assert part("with", title) == part("without", title) != ""
+
+
+def test_ends_have_their_sign_and_are_of_common_seeds() -> None:
+    table = table_of(Local=[-0.5, -0.55, -0.45, 0.9], Pooled=[0.5, 0.52, 0.51]).assign(metric="r2")
+    assert "| A | -50.0 | 51.0 (Pooled) | 101.0 ± " in room(table, ["Pooled"])
+    errors = table_of(Local=[0.5, 0.55, 0.45], Pooled=[0.3, 0.32, 0.31]).assign(is_error=True)
+    assert "| A | 500.0 | 310.0 (Pooled) | 190.0 ± " in room(errors, ["Pooled"])

@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,14 @@ from study_pool import HerePool, invented, partition
 from fl_lightning.run import version
 from fl_lightning.run.version import own_digest
 from fl_lightning.study import command, runs, worker
+from fl_lightning.study.command import main
 from fl_lightning.study.definition import Study, WrongStudy
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.report import write_report
 from fl_lightning.study.runner import Runner, Tally
 from fl_lightning.study.single import check, sweep, train_run
 from fl_lightning.study.store import Store
-from fl_lightning.study.table import tidy
+from fl_lightning.study.table import on_current_data, tidy
 
 
 def run(study: Study, pool: HerePool | None = None, **options: Any) -> tuple[Tally, HerePool, list[str]]:
@@ -277,6 +279,35 @@ def test_other_data_under_the_same_settings_are_noticed(make_study: Callable[...
     assert "cannot be compared with the runs': no such file" in said[0]
 
 
+def test_runs_on_other_data_are_stale_and_compared_with_none_without_the_data_being_read(
+    make_study: Callable[..., Study], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Half of a study was trained again after its data had changed."""
+    study = make_study(tuning=None, cases={"plain": {}}, seeds=[0, 1, 2])
+    run(study)
+
+    def other(arguments: tuple[str, ...], *others: Any) -> dict[str, Any]:
+        return {**invented(arguments), "partition": "another"}
+
+    pool = HerePool(partition=lambda arguments: {"error": "", "partition": "another"}, train=other)
+    run(study, pool, methods=["FedAvg"])
+    for method, state in {"Local": "stale", "FedAvg": "done"}.items():
+        assert {progress(study).state(each) for each in progress(study).report(method, "plain")} == {state}
+    table = tidy(progress(study))
+    assert list(table["stale"]) == [True] * 3 + [False] * 3
+    assert set(on_current_data(table)["method"]) == {"FedAvg"}
+    text = write_report(progress(study), table).read_text()
+    assert "3 runs are left out: the data have changed since, so that they compare with no others." in text
+    assert "| Local |" not in text
+    assert main(["table", str(study.path)]) == 0
+    said = capsys.readouterr().out
+    assert "3 runs are left out" in said
+    for form in ("--markdown", "--latex"):
+        assert main(["table", str(study.path), form]) == 0
+        assert "3 runs are left out" in capsys.readouterr().out
+    assert "Local" in said.partition("nothing was run yet of")[2]
+
+
 def test_tiers_order_the_work(make_study: Callable[..., Study]) -> None:
     methods = {
         "Late": {"config": "quickstart.yaml", "settings": {"strategy": "FedPer"}, "tier": 2},
@@ -338,6 +369,40 @@ def test_choices_of_another_study(make_study: Callable[..., Study], tmp_path: Pa
     assert {study_run.setting for study_run in pool.trained} == {progress(first).choice("FedAvg", "plain").point[0]}  # type: ignore[union-attr]
 
 
+def test_choices_of_another_study_are_those_that_it_takes_itself(
+    make_study: Callable[..., Study], tmp_path: Path
+) -> None:
+    make_study(seeds=[0]).path.rename(tmp_path / "first.yaml")
+    first = Study(tmp_path / "first.yaml")  # in which wide is tuned on plain
+    run(first)
+    second = make_study(cases={"wide": {}}, seeds=[3], tuning={"study": "first.yaml"}, results="results/other")
+    tally, pool, _ = run(second)
+    assert (tally.trained, tally.waiting) == (2, [])
+    for study_run in pool.trained:
+        chosen = progress(first).choice(study_run.method, "plain")
+        assert chosen is not None
+        assert study_run.setting == chosen.point[0] != ""
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"tuning": {"study": "third.yaml"}}, "it takes the choices of third.yaml: name the one that tunes"),
+        ({"tuning": {"study": "second.yaml"}}, "it takes the choices of second.yaml: name the one that tunes"),
+        ({"tuning": None}, "it tunes nothing: name one that does, or leave it out"),
+    ],
+    ids=["chain", "cycle", "nothing"],
+)
+def test_only_choices_of_a_study_that_tunes_are_taken(
+    other: dict[str, Any], message: str, write_study: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A study in a chain could have reported seeds that its settings were tuned on."""
+    write_study().rename(tmp_path / "third.yaml")
+    write_study(**other).rename(tmp_path / "second.yaml")
+    with pytest.raises(WrongStudy, match=re.escape(f"tuning.study is second.yaml: {message}")):
+        Study(write_study(tuning={"study": "second.yaml"}, seeds=[8]))
+
+
 def test_files_of_runs_are_kept(make_study: Callable[..., Study]) -> None:
     study = make_study(keep=["result.json"], tuning=None)
     run(study, HerePool(real=True), methods=["Local"], cases=["plain"])
@@ -364,6 +429,40 @@ def test_agents_take_runs(make_study: Callable[..., Study], tmp_path: Path, monk
     tally, _, _ = run(study)
     assert tally.trained == 8
     assert sweep(study, store) is None
+
+
+def test_agents_are_told_the_folder_of_results(
+    make_study: Callable[..., Study], capsys: pytest.CaptureFixture[str]
+) -> None:
+    import yaml
+
+    study = make_study()
+    assert main(["sweep", str(study.path), "--results", "elsewhere"]) == 0
+    command = yaml.safe_load(capsys.readouterr().out)["command"]
+    assert command == ["fl-train", "study", "train", str(study.path), "--results", "elsewhere", "${args}"]
+
+
+def test_an_agent_leaves_alone_what_another_process_trains(
+    make_study: Callable[..., Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = make_study()
+    store = Store(study.results)
+    driver = Runner(study, store)
+    key = next(driver.todo(ready=True)).key
+
+    def train(*arguments: Any) -> dict[str, Any]:
+        """While an agent trains it, a driver leaves the run alone, too."""
+        assert Runner(study, store).leases.claim(key, tmp_path / "none") is None
+        return invented(arguments[0])
+
+    monkeypatch.setattr(worker, "train", train)
+    with driver.leases:
+        driver.leases.claim(key, tmp_path / "none")
+        with pytest.raises(WrongStudy, match="another process trains it"):
+            train_run(study, store, key, tmp_path)
+    assert not store.records()
+    assert train_run(study, store, key, tmp_path) is not None
+    assert set(store.records()) == {key}
 
 
 def test_check_compares_metrics(make_study: Callable[..., Study]) -> None:

@@ -112,7 +112,38 @@ def test_over_cases() -> None:
     assert (row["cases"], row["verdict"]) == (6, "above")
     assert row["p"] == pytest.approx(2 / 2**6)
     (row,) = statistics.over_cases(compared[:4]).to_dict("records")
-    assert row["verdict"] == "not distinguishable"
+    assert row["verdict"] == "too few cases to test"
+
+
+@pytest.mark.parametrize(
+    ("methods", "cases", "word"),
+    [(1, 5, "too few cases to test"), (1, 6, "above"), (2, 6, "too few cases to test"), (2, 7, "above")],
+)
+def test_over_few_cases_nothing_is_said_that_no_result_could_change(methods: int, cases: int, word: str) -> None:
+    """The least p-value over five cases is 0.0625, and over six 0.03125, which Holm doubles for two methods."""
+    values = {
+        f"case {k}": {"Local": BASE, **{f"Better {m}": [v + 0.01 * (k + m + 1) for v in BASE] for m in range(methods)}}
+        for k in range(cases)
+    }
+    overall = statistics.over_cases(statistics.against_baselines(table(values), ["Local"]))
+    assert list(overall["verdict"]) == [word] * methods
+
+
+def test_a_baseline_without_the_metric_is_none() -> None:
+    actual = table({"a": {"Local": BASE, "FedAvg": BASE, "Better": BETTER}}, val={"Local": 0.9, "FedAvg": 0.8})
+    actual.loc[actual["method"] == "Local", "test"] = math.nan
+    compared = statistics.against_baselines(actual, ["Local", "FedAvg"])
+    assert compared[["method", "baseline", "verdict"]].to_numpy().tolist() == [["Better", "FedAvg", "above"]]
+    assert statistics.against_baselines(actual.assign(test=math.nan), ["Local"]).empty
+
+
+@pytest.mark.parametrize(
+    ("metric", "order"), [("test_std", ["Z", "Y", "X"]), ("test/ece", ["Z", "Y", "X"]), ("test/mrr", ["X", "Y", "Z"])]
+)
+def test_ranks_are_in_the_direction_of_their_metric(metric: str, order: list[str]) -> None:
+    cases = {case: {"X": [0.3], "Y": [0.2], "Z": [0.1]} for case in "abc"}
+    means = statistics.case_means(table(cases).rename(columns={"test": metric}), metric)
+    assert list(statistics.average_ranks(means).index) == order
 
 
 def test_average_ranks() -> None:

@@ -1,11 +1,14 @@
 """Records are whole or not there, whoever writes them."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from fl_lightning.run.folder import CannotWrite
+from fl_lightning.study import store as store_module
 from fl_lightning.study.store import Store, _sealed
 
 
@@ -126,3 +129,41 @@ def test_the_results_of_the_repository_are_sealed() -> None:
         assert store.records()
         store.history()
         assert not store.damaged, f"{folder}: fl-train study seal"
+
+
+def test_a_failure_before_a_damaged_line_counts_as_missing(tmp_path: Path) -> None:
+    """The damaged line may be that of the run that was tried again and done."""
+    store = Store(tmp_path)
+    for key, error in (("failed", "too cold"), ("done", ""), ("failed", "")):
+        store.add({"key": key, "error": error})
+    assert store.records()["failed"]["error"] == ""
+    store.runs.write_bytes(store.runs.read_bytes()[:-4] + b'0"}\n')
+    assert set(store.records()) == {"done"}
+    store.add({"key": "failed", "error": "too cold again"})
+    assert store.records()["failed"]["error"] == "too cold again"
+
+
+@pytest.mark.parametrize("change", ["rewrite", "seal"])
+def test_what_is_added_during_a_change_of_all_lines_is_kept(change: str, tmp_path: Path, monkeypatch) -> None:
+    """Another process adds a line at the moment at which the lock is asked for."""
+    store, other = Store(tmp_path), Store(tmp_path)
+    store.add({"key": "a"})
+    with store.runs.open("a") as file:
+        file.write('{"key":"b"}\n')
+    if change == "rewrite":
+        store.seal()
+    locked, pending = store_module.locked, ["new"]
+
+    def late(path: Path) -> AbstractContextManager[None]:
+        while pending:
+            line = json.dumps({"key": pending.pop()}, separators=(",", ":"))
+            if change == "seal":
+                with store.runs.open("a") as file:
+                    file.write(f"{line}\n")
+            else:
+                other.add(json.loads(line))
+        return locked(path)
+
+    monkeypatch.setattr(store_module, "locked", late)
+    assert (store.seal() if change == "seal" else store.rewrite(lambda record: {**record, "x": 1})) >= 2
+    assert set(Store(tmp_path).records()) == {"a", "b", "new"}
