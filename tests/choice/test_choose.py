@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -162,3 +163,34 @@ def test_a_method_of_ones_own_is_tried_again_after_an_edit(
     planted.levels = {**LEVELS, "Edited": 0.3}
     assert choose(planted, **asked)[0].method == "FedAvg"
     assert "Edited" in {method for method, _, _ in planted.trained[before:]}
+
+
+def test_other_data_are_searched_anew(choose: Choose, tmp_path: Path) -> None:
+    """Neither the runs on the data of before nor what they decided and took counts, and those on the new ones do."""
+    planted = Planted(LEVELS, refused={"FedAvg": "this feature is missing"})
+    assert choose(planted, methods=THREE)[0].method == "SCAFFOLD"
+    before, seconds = len(planted.trained), planted.seconds
+    planted.data, planted.levels, planted.refused = "changed", {**LEVELS, "SCAFFOLD": 0.5}, {}
+    answer, _ = choose(planted, methods=THREE)
+    assert answer.method == "FedAvg"
+    assert answer.results["test/acc"].tolist() == pytest.approx([0.6, 0.7, 0.5, 0.85], abs=0.005)
+    assert answer.found.taken == pytest.approx(planted.seconds - seconds)
+    fresh = Planted(planted.levels)
+    assert choose(fresh, methods=THREE, folder=tmp_path / "fresh")[0].sentence == answer.sentence
+    assert planted.trained[before:] == fresh.trained
+    again = len(planted.trained)
+    assert choose(planted, methods=THREE)[0].sentence == answer.sentence
+    assert len(planted.trained) == again
+
+
+def test_data_that_change_during_a_search_end_it(choose: Choose) -> None:
+    planted = Planted(LEVELS)
+
+    def train(*arguments: Any) -> dict[str, Any]:
+        planted.data = "changed"
+        return Planted.train(planted, *arguments)
+
+    planted.train = train  # type: ignore[method-assign, assignment]
+    with pytest.raises(WrongChoice, match=r"the data of seed 1000 are not those of the earlier runs in .*--output"):
+        choose(planted, methods=THREE)
+    assert len(planted.trained) == 1
