@@ -56,7 +56,7 @@ def test_what_goes_on_resumes_its_own_state(choose: Choose) -> None:
 def test_the_simpler_method_wins_a_tie(choose: Choose) -> None:
     answer, _ = choose(Planted({**LEVELS, "SCAFFOLD": 0.7}, scatter=0.01), methods=THREE)
     assert answer.method == "FedAvg"
-    assert answer.sentence.startswith("nothing is distinguishable from FedAvg: take FedAvg")
+    assert answer.sentence.startswith("nothing is clearly better than FedAvg: take FedAvg")
 
 
 def test_stay_local(choose: Choose) -> None:
@@ -112,6 +112,39 @@ def test_what_sends_too_much_is_left_out(choose: Choose) -> None:
     answer, _ = choose(Planted(LEVELS, sent={"SCAFFOLD": 20_000}), methods=THREE, max_bytes="1MB")
     assert answer.method == "FedAvg"
     assert answer.found.left_out["SCAFFOLD"] == "it would send 1.8 MB in 90 rounds, more than --max-bytes 1 MB"
+
+
+def test_data_without_test_examples_are_compared_on_validation(choose: Choose) -> None:
+    planted = Planted(LEVELS)
+
+    def train(*arguments: Any) -> dict[str, Any]:
+        found = Planted.train(planted, *arguments)
+        return found | {"result": {name: each for name, each in found["result"].items() if "test" not in name}}
+
+    planted.train = train  # type: ignore[method-assign, assignment]
+    answer, _ = choose(planted, methods=THREE, seeds=3)
+    assert re.match(r"SCAFFOLD: (9.8|9.9|10.0) points above FedAvg, 95 % interval .* three seeds", answer.sentence)
+    assert answer.notes == ["There are no test examples: the numbers are validation's, which decided, too."]
+    assert answer.results["val/acc"].tolist() == pytest.approx([0.6, 0.7, 0.8, 0.85], abs=0.002)
+    assert "no test examples" in check_page(answer.page.read_text())
+
+
+def test_differences_of_errors_have_the_sign_of_the_errors(choose: Choose) -> None:
+    planted = Planted({"Local": 0.5, "FedAvg": 0.3, "Pooled": 0.2})
+
+    def train(*arguments: Any) -> dict[str, Any]:
+        found = Planted.train(planted, *arguments)
+        result = {name.replace("acc", "mse"): each for name, each in found["result"].items()}
+        return found | {"monitor": "val/mse", "mode": "min", "result": result}
+
+    planted.train = train  # type: ignore[method-assign, assignment]
+    answer, _ = choose(planted, methods=["FedAvg"], seeds=3)
+    index = answer.table.columns.index("beside FedAvg")
+    local, _, pooled = (re.findall(r"[+-][\d.]+", row[index].replace("−", "-")) for row in answer.table.rows)
+    assert [float(each) for each in local] == pytest.approx([0.2] * 3, abs=0.005)
+    assert [float(each) for each in pooled] == pytest.approx([-0.1] * 3, abs=0.005)
+    better_by = answer.results.set_index("method")["better_by"]
+    assert (better_by["Local"], better_by["Pooled"]) == (pytest.approx(-0.2, abs=0.01), pytest.approx(0.1, abs=0.01))
 
 
 class _Stop(KeyboardInterrupt):
