@@ -44,7 +44,12 @@ class Planted:
         each: Seconds of a round, by method; 1 by default.
         sent: Bytes of a round.
         refused: Methods that cannot be trained, with the refusal.
+
+    Attributes:
+        data: What the data are now.
     """
+
+    data = "planted"
 
     def __init__(
         self,
@@ -102,8 +107,13 @@ class Planted:
             "bytes": {"up": self.sent.get(method, 10) * length},
             "training_seconds": self.each.get(method, 1.0) * length,
             "failures": 0,
-            "partition": f"of {seed}",
+            "partition": self.partition(arguments)["partition"],
         }
+
+    def partition(self, arguments: tuple[str, ...]) -> dict[str, Any]:
+        """What :func:`fl_lightning.study.worker.partition_of` would return."""
+        (seed,) = (word for word in arguments if word.startswith("--data.seed="))
+        return {"error": "", "partition": f"{self.data}, {seed}"}
 
 
 Choose = Callable[..., tuple[Answer, list[str]]]

@@ -1,5 +1,6 @@
 """The answer to which method is taken: a sentence, a table, a page, and a configuration that trains the method."""
 
+import dataclasses
 import math
 import shutil
 from collections.abc import Sequence
@@ -76,6 +77,9 @@ class Answer:
             )
         self.metric = f"test/{metric_reported(records[0])}"
         self.less_is_better = is_less_better(records[0])
+        if not any(each.test for each in self.standings):  # there are no test examples
+            self.metric = records[0]["monitor"]
+            self.standings = [dataclasses.replace(each, test=each.val) for each in self.standings]
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -148,11 +152,13 @@ class Answer:
 
     @cached_property
     def table(self) -> Table:
-        """The same in words."""
+        """The same in words; differences are those of the metric, whichever way is better."""
         columns = ["method", "setting", self.metric, "95 % interval", "worst client", f"beside {self.method}", "sent"]
         rows = []
         for row in self.results.to_dict("records"):
-            gap = f"{signed(row['better_by'])} ({signed(row['better_by_low'])} to {signed(row['better_by_high'])})"
+            gap, low, high = row["better_by"], row["better_by_low"], row["better_by_high"]
+            if self.less_is_better:
+                gap, low, high = -gap, -high, -low
             rows.append(
                 [
                     f"{row['method']} (has all data)" if row["method"] == CEILING else row["method"],
@@ -160,7 +166,7 @@ class Answer:
                     number(row[self.metric]),
                     f"{number(row['low'])} to {number(row['high'])}",
                     number(row["worst_client"]),
-                    gap if math.isfinite(row["better_by"]) else "–",
+                    f"{signed(gap)} ({signed(low)} to {signed(high)})" if math.isfinite(gap) else "–",
                     size(row["bytes"]) if math.isfinite(row["bytes"]) else "–",
                     duration(row["seconds"]) if math.isfinite(row["seconds"]) else "–",
                     "yes" if row["still_rising"] else "",

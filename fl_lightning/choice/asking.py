@@ -10,10 +10,12 @@ from fl_lightning.choice.budget import Clock, Meter, Work, earlier
 from fl_lightning.choice.candidates import WrongChoice
 from fl_lightning.choice.page import document
 from fl_lightning.choice.preparation import Asked, Prepared, prepare
-from fl_lightning.choice.search import CASE, Runs, Search
+from fl_lightning.choice.runs import CASE, Known, Runs
+from fl_lightning.choice.search import Search
 from fl_lightning.run.folder import whole_file
+from fl_lightning.run.version import digest_of_sources, sources
 from fl_lightning.study.pool import Pool
-from fl_lightning.study.runs import make_run
+from fl_lightning.study.runs import digest_of, make_run
 from fl_lightning.study.store import Store
 from fl_lightning.study.worker import resolve
 
@@ -25,6 +27,8 @@ def answer_of(
     say: Callable[[str], None],
     make_pool: Callable[[Prepared, Store], AbstractContextManager[Runs]] | None = None,
     clock: Callable[[], float] = time.monotonic,
+    *,
+    sites: str = "",
 ) -> Answer:
     """Search, and write ``chosen.yaml`` and the page.
 
@@ -33,28 +37,33 @@ def answer_of(
         say: Takes a line for the user.
         make_pool: Makes what trains the runs; None for a pool of as many processes as were asked for.
         clock: The time in seconds.
+        sites: Digest of the sites that train, and how: runs of others do not count.
 
     Raises:
         WrongChoice: It is refused, or the folder is in use.
     """
+    start = clock()
     prepared, store = prepare(asked), Store(asked.folder)
     with store.running() as alone:
         if not alone:
             raise WrongChoice(f"another process chooses in {asked.folder}: wait for it, or give another --output")
-        search = Search(
-            prepared.study,
-            store,
-            prepared.candidates,
-            asked=prepared.digest,
-            seed=prepared.seed,
-            num_rounds=prepared.num_rounds,
-            evaluate_every=prepared.evaluate_every,
-            meter=_meter(prepared, store, clock),
-            max_bytes=prepared.max_bytes,
-            most_seeds=asked.seeds,
-            say=say,
-        )
+        store.keep_sources(digest_of_sources(), sources())
         with make_pool(prepared, store) if make_pool else Pool(asked.processes or _processes()) as trained:
+            known = Known.of(prepared, store, trained, say, sites=sites)
+            digest = digest_of([prepared.digest, known.digest])
+            search = Search(
+                prepared.study,
+                known,
+                prepared.candidates,
+                asked=digest,
+                seed=prepared.seed,
+                num_rounds=prepared.num_rounds,
+                evaluate_every=prepared.evaluate_every,
+                meter=_meter(prepared, earlier(store.records().values(), digest) + clock() - start, clock),
+                max_bytes=prepared.max_bytes,
+                most_seeds=asked.seeds,
+                say=say,
+            )
             found = search.run(trained)
         try:
             answer = Answer(found, asked.folder, asked.command)
@@ -65,10 +74,8 @@ def answer_of(
     return answer
 
 
-def _meter(prepared: Prepared, store: Store, clock: Callable[[], float]) -> Meter:
-    if prepared.in_runs:
-        return Work(prepared.budget, prepared.num_rounds)
-    return Clock(prepared.budget, earlier(store.records().values(), prepared.digest), clock)
+def _meter(prepared: Prepared, before: float, clock: Callable[[], float]) -> Meter:
+    return Work(prepared.budget, prepared.num_rounds) if prepared.in_runs else Clock(prepared.budget, before, clock)
 
 
 def _processes() -> int:

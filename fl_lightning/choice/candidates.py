@@ -11,7 +11,7 @@ from fl_lightning.choice.halving import MOST_POINTS
 from fl_lightning.choice.ranges import Range, drawn
 from fl_lightning.refusals import known_classes, why_not_imported
 from fl_lightning.strategies import Strategy
-from fl_lightning.study.edge import Point, points_of
+from fl_lightning.study.edge import Point, label_of, points_of
 from fl_lightning.study.schema import Axis, Settings
 
 #: What the others are measured by: training alone, and one training on all clients' data. Both are always there.
@@ -28,8 +28,8 @@ OWN: Mapping[str, dict[str, Axis]] = {
 }
 _OPTIMIZER, _RATE, _DECAY = "model.optimizer", "model.optimizer.lr", "model.optimizer.weight_decay"
 #: Clients of FedOpt make plain steps: Adam is the server's.
-_PLAIN_STEPS: dict[str, Axis] = {
-    "client_lr": {str(rate): {_OPTIMIZER: "torch.optim.SGD", _RATE: rate, _DECAY: 0.0} for rate in (0.3, 1.0, 0.1)}
+_PLAIN_STEPS: dict[str, Settings] = {
+    str(rate): {_OPTIMIZER: "torch.optim.SGD", _RATE: rate, _DECAY: 0.0} for rate in (0.3, 1.0, 0.1)
 }
 
 
@@ -80,7 +80,9 @@ def candidates(
     names = [*(name for name in names if name != CEILING), CEILING]
     fields = {name: _settings_of(name) for name in names}
     grid = dict(grid or {})
-    for setting in grid:
+    for setting, values in grid.items():
+        if (again := _repeated(setting, values)) is not None:
+            raise WrongChoice(f"--grid {setting}: {again} is there twice: give each value once")
         if setting.startswith("strategy.") and not any(setting.split(".")[1] in each for each in fields.values()):
             raise WrongChoice(f"--grid {setting}: none of {', '.join(names)} has this setting")
     optimizer = ((config.get("model") or {}).get("init_args") or {}).get("optimizer")
@@ -97,6 +99,14 @@ def candidates(
     return [_candidate(name, config, given if name == own else {}, fields[name], grid, ranges) for name in names]
 
 
+def _repeated(setting: str, values: Sequence[Any]) -> str | None:
+    """A value that is the same as an earlier one, or has its label; None if there is none."""
+    for index, value in enumerate(values):
+        if any(value == each or label_of(setting, value) == label_of(setting, each) for each in values[:index]):
+            return str(value)
+    return None
+
+
 def _candidate(
     name: str,
     config: Mapping[str, Any],
@@ -110,7 +120,7 @@ def _candidate(
         epochs = ((config.get("strategy") or {}).get("init_args") or {}).get("num_epochs")
         init_args = {"num_epochs": epochs} if epochs is not None and "num_epochs" in fields else {}
     path = given.get("class_path") or _path(name)
-    axes: dict[str, Axis] = {**_shared(name, config, grid), **OWN.get(name, {})}
+    axes: dict[str, Axis] = {**_shared(name, config, grid, as_given=bool(given)), **OWN.get(name, {})}
     for setting in [each for each in axes if each.partition(".")[2] in init_args]:  # what was given comes first
         axes[setting] = list(dict.fromkeys([init_args[setting.partition(".")[2]], *axes[setting]]))
     for setting, values in grid.items():
@@ -124,13 +134,23 @@ def _candidate(
     return Candidate(name=name, settings={"strategy": strategy}, points=points, axes=listed, as_given=bool(given))
 
 
-def _shared(name: str, config: Mapping[str, Any], grid: Mapping[str, Any]) -> dict[str, Axis]:
+def _given_first(optimizer: Any) -> dict[str, Settings]:
+    """The configuration's optimizer, then plain steps but for those that it makes."""
+    given = optimizer if isinstance(optimizer, Mapping) else {}
+    init_args = {name: value for name, value in (given.get("init_args") or {}).items() if value}
+    is_plain = str(given.get("class_path", "")).rpartition(".")[2] == "SGD" and set(init_args) == {"lr"}
+    rate = init_args["lr"] if is_plain else None
+    others = {label: steps for label, steps in _PLAIN_STEPS.items() if steps[_RATE] != rate}
+    return {"given": {}, **others}
+
+
+def _shared(name: str, config: Mapping[str, Any], grid: Mapping[str, Any], *, as_given: bool) -> dict[str, Axis]:
     """The axes of the clients' optimizer: as given, a larger and a smaller rate, and no decay."""
     if _RATE in grid or _OPTIMIZER in grid:
         return {}
-    if name == "FedOpt":
-        return _PLAIN_STEPS
     optimizer = ((config.get("model") or {}).get("init_args") or {}).get("optimizer")
+    if name == "FedOpt":
+        return {"client_lr": _given_first(optimizer) if as_given else _PLAIN_STEPS}
     if optimizer is None:
         adam = {_OPTIMIZER: "torch.optim.Adam"}
         return {"lr": {"default": {}, **{str(rate): {**adam, _RATE: rate} for rate in (0.03, 0.003)}}}

@@ -2,7 +2,8 @@
 
 A setting that goes on, and a run whose job was stopped, resume from the server's last checkpoint. The first job says
 how many rounds the whole search plans, and every site whose privacy account could not pay for all of them refuses it
-(``Job.planned_rounds``).
+(``Job.planned_rounds``). What was trained at other sites, or without secure aggregation, does not count; whether a
+site's data have changed since cannot be seen from here.
 """
 
 import contextlib
@@ -82,11 +83,14 @@ def answer_at_sites(
         if not names:
             raise WrongChoice("no site is connected to the server: start them (startup/start.sh in their kits)")
 
-        def make_jobs(prepared: Prepared, store: Store) -> Jobs:
-            rounds = planned_rounds(prepared, store.records().values())
-            return Jobs(session, {"sites": names, "secure": secure}, asked.folder / "runs", rounds)
+        facts = {"sites": names, "secure": secure}
+        of_these = digest_of(facts)
 
-        return answer_of(asked, say, make_jobs)
+        def make_jobs(prepared: Prepared, store: Store) -> Jobs:
+            records = [each for each in store.records().values() if each.get("sites") == of_these]
+            return Jobs(session, facts, asked.folder / "runs", planned_rounds(prepared, records))
+
+        return answer_of(asked, say, make_jobs, sites=of_these)
 
 
 class Jobs(contextlib.AbstractContextManager["Jobs"]):
@@ -104,6 +108,7 @@ class Jobs(contextlib.AbstractContextManager["Jobs"]):
     def __init__(self, session: Any, facts: Mapping[str, Any], folder: Path, num_rounds: int) -> None:
         self.session, self.facts, self.folder, self.left = session, facts, folder, num_rounds
         self.scratch = folder
+        self.sites = digest_of(facts)
         self._task: tuple[StudyRun, Sequence[str], Path] | None = None
 
     @property
@@ -128,6 +133,10 @@ class Jobs(contextlib.AbstractContextManager["Jobs"]):
         with contextlib.suppress(TimeoutError):
             yield run, self._result(arguments, state, time.monotonic() + seconds)
 
+    def map(self, tasks: Sequence[tuple[Any, str, tuple[Any, ...]]]) -> Iterator[tuple[Any, dict[str, Any] | None]]:
+        """None: nobody but the sites can look at their data."""
+        return iter(())
+
     def _result(self, arguments: Sequence[str], state: Path, end: float) -> dict[str, Any]:
         def watch() -> None:
             if time.monotonic() > end:
@@ -137,14 +146,14 @@ class Jobs(contextlib.AbstractContextManager["Jobs"]):
         whole = resolve(arguments)
         if whole["error"]:
             return {"error": whole["error"]}
-        name, resumed = _noted(state)
+        name, resumed = self._noted(state)
         is_begun = bool(name)
         name = name or f"choose-{digest_of([list(arguments), time.time()])}"
         try:
             submission = Submission.of_config(
                 whole["config"], name=name, resume=is_begun, planned_rounds=max(1, self.left), **self.facts
             )
-            _note(state, name, resumed)  # a job that is stopped goes on from its last checkpoint
+            self._note(state, name, resumed)  # a job that is stopped goes on from its last checkpoint
             outcome = follow(self.session, submission, self.folder, attempts=_ATTEMPTS, watch=watch)
             if outcome.status != "finished" or outcome.folder is None:
                 return {"error": outcome.message}
@@ -153,7 +162,7 @@ class Jobs(contextlib.AbstractContextManager["Jobs"]):
             return {"error": str(error)}
         rounds = int(found["num_rounds"])
         self.left -= rounds - resumed
-        _note(state, name, rounds)
+        self._note(state, name, rounds)
         return {
             "error": "",
             **{key: found[key] for key in ("monitor", "mode", "result", "marks", "num_rounds")},
@@ -167,6 +176,18 @@ class Jobs(contextlib.AbstractContextManager["Jobs"]):
             "resumed": resumed,
             "seconds": round(time.perf_counter() - start, 3),
         }
+
+    def _note(self, state: Path, name: str, rounds: int) -> None:
+        state.parent.mkdir(parents=True, exist_ok=True)
+        state.write_text(json.dumps({"name": name, "rounds": rounds, "sites": self.sites}))
+
+    def _noted(self, state: Path) -> tuple[str, int]:
+        """Name and rounds of the run that a job goes on from; an empty name where it begins."""
+        try:
+            noted = json.loads(state.read_text())
+            return (str(noted["name"]), int(noted["rounds"])) if noted["sites"] == self.sites else ("", 0)
+        except (OSError, ValueError, LookupError):
+            return "", 0
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -204,17 +225,3 @@ def _found(file: Path) -> Mapping[str, Any]:
         raise ValueError(f"the server's {file} is wrong: {error}") from error
     assert used is not None, "checked before"
     return used
-
-
-def _note(state: Path, name: str, rounds: int) -> None:
-    state.parent.mkdir(parents=True, exist_ok=True)
-    state.write_text(json.dumps({"name": name, "rounds": rounds}))
-
-
-def _noted(state: Path) -> tuple[str, int]:
-    """Name and rounds of the run that a job goes on from; an empty name where it begins."""
-    try:
-        noted = json.loads(state.read_text())
-        return str(noted["name"]), int(noted["rounds"])
-    except (OSError, ValueError, LookupError):
-        return "", 0

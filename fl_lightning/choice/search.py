@@ -6,9 +6,8 @@ search that was interrupted goes on where it stopped.
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from fl_lightning.choice.budget import Meter
 from fl_lightning.choice.candidates import CEILING, COMMON, FLOOR, Candidate, WrongChoice
@@ -23,43 +22,14 @@ from fl_lightning.choice.halving import (
     survivors,
 )
 from fl_lightning.choice.outcome import Dropped, Found, Memory
+from fl_lightning.choice.runs import CASE, Known, Runs, tuning_run
 from fl_lightning.report.wording import number, size
 from fl_lightning.run.curve import STILL_RISING
 from fl_lightning.study.definition import Study
 from fl_lightning.study.edge import at_edge
 from fl_lightning.study.record import make_record
 from fl_lightning.study.runs import StudyRun, make_run
-from fl_lightning.study.store import Record, Store, is_less_better
-
-#: The one case of the study that a search is.
-CASE = "mine"
-#: How far the seed of the search is from the first of those that are reported.
-SEARCH_SEED = 1000
-
-
-class Runs(Protocol):
-    """What trains runs: :class:`fl_lightning.study.pool.Pool`, or jobs at sites."""
-
-    processes: int
-    scratch: Path
-
-    @property
-    def num_idle(self) -> int:
-        """How many more may be given now."""
-        ...
-
-    @property
-    def num_busy(self) -> int:
-        """How many are being trained."""
-        ...
-
-    def submit(self, task: Any, name: str, *arguments: Any) -> None:
-        """Give a run."""
-        ...
-
-    def finished(self, seconds: float) -> Iterator[tuple[Any, dict[str, Any] | None]]:
-        """Wait for no longer than so many seconds; runs with their results."""
-        ...
+from fl_lightning.study.store import Record, is_less_better
 
 
 class Search:
@@ -67,7 +37,7 @@ class Search:
 
     Args:
         study: The study: a method for each candidate, and one case.
-        store: Where its records go.
+        known: The records that count, and where new ones go.
         candidates: The methods, the simplest first.
         asked: Digest of what was asked for: what was decided for the same continues.
         seed: The first of the reported seeds.
@@ -82,7 +52,7 @@ class Search:
     def __init__(
         self,
         study: Study,
-        store: Store,
+        known: Known,
         candidates: Sequence[Candidate],
         *,
         asked: str,
@@ -94,7 +64,8 @@ class Search:
         most_seeds: int | None = None,
         say: Callable[[str], None] = print,
     ) -> None:
-        self.study, self.store, self.candidates = study, store, {each.name: each for each in candidates}
+        self.study, self.known, self.candidates = study, known, {each.name: each for each in candidates}
+        self.store = known.store
         self.seed, self.num_rounds, self.meter, self.max_bytes = seed, num_rounds, meter, max_bytes
         self.most_seeds = most_seeds or MOST_SEEDS
         self.fewest_seeds = min(FEWEST_SEEDS, self.most_seeds)
@@ -105,10 +76,9 @@ class Search:
             for each in candidates
             for label, settings in each.points
         }
-        self.records = store.records()
         self.costs: dict[str, Cost] = {}
         self.found = Found(num_rounds=num_rounds)
-        self.memory = Memory.read(store.folder / "choice.json", asked)
+        self.memory = Memory.read(self.store.folder / "choice.json", asked)
         self._lost: set[str] = set()
 
     def run(self, pool: Runs) -> Found:
@@ -273,17 +243,18 @@ class Search:
         seeds = [self.seed + index for index in range(self.most_seeds)]
         count = 0
         while count < self.most_seeds:
-            done = all(self._is_known(run) for run in self._finals(arms, seeds[count]))
+            done = all(self.known.record(run) for run in self._finals(arms, seeds[count]))
             more = 1 if done else max(self.fewest_seeds - count, int((self.meter.limit - self.meter.taken) / cost))
             if more <= 0:
                 break
             batch = seeds[count : count + more]
             limit = self.meter.limit * (self.meter.over if count < self.fewest_seeds else 1.0)
             self._train([run for seed in batch for run in self._finals(arms, seed)], until=limit)
-            whole = [seed for seed in batch if all(self._is_known(run) for run in self._finals(arms, seed))]
-            for seed in whole:
-                for run in self._finals(arms, seed):
-                    self.found.records.setdefault(run.method, {})[seed] = self.records[run.key]
+            trained = {seed: [self.known.record(run) for run in self._finals(arms, seed)] for seed in batch}
+            whole = {seed: records for seed, records in trained.items() if None not in records}
+            for seed, records in whole.items():
+                for record in filter(None, records):
+                    self.found.records.setdefault(record["method"], {})[seed] = record
             count += len(batch)
             if len(whole) < len(batch):
                 break
@@ -299,16 +270,10 @@ class Search:
         return [arm for arm in self.points if arm.method == name]
 
     def _tuning(self, arm: Arm, length: int) -> StudyRun:
-        seed = self.seed + SEARCH_SEED
-        return make_run(self.study, arm.method, CASE, seed, self.points[arm], "tuning", length)
+        return tuning_run(self.study, arm.method, self.points[arm], self.seed, length)
 
     def _record(self, arm: Arm, length: int) -> Record | None:
-        run = self._tuning(arm, length)
-        return self.records[run.key] if self._is_known(run) else None
-
-    def _is_known(self, run: StudyRun) -> bool:
-        record = self.records.get(run.key)
-        return record is not None and record["version"] == run.version
+        return self.known.record(self._tuning(arm, length))
 
     def _score(self, arm: Arm, length: int) -> float:
         """The validation metric, more being better; nan for none, or for one that sends too much."""
@@ -334,10 +299,12 @@ class Search:
 
     def _train(self, runs: Sequence[StudyRun], until: float) -> None:
         """Train what is not known yet; nothing is begun that would take longer than until then."""
+        todo = deque[StudyRun]()
         for run in runs:
-            if self._is_known(run):
-                self._learn(run, self.records[run.key])
-        todo = deque(run for run in runs if not self._is_known(run))
+            if (record := self.known.record(run)) is None:
+                todo.append(run)
+            else:
+                self._learn(run, record)
         while True:
             while todo and self.pool.num_idle and self.meter.taken + self._estimate(todo[0]) <= until:
                 run = todo.popleft()
@@ -364,11 +331,9 @@ class Search:
         record = make_record(run, result or {"error": "its worker was killed, twice (out of memory?)"})
         if result is not None and not record["error"]:
             record["spent"] = {name: result[name] for name in ("num_rounds", "bytes", "training_seconds")}
-        self.records[run.key] = record
-        if result is not None:
-            record |= {"asked": self.memory.asked, "elapsed": round(self.meter.taken, 3)}
-            self.store.add(record)
-            self.store.bound_states(self.study.states_gb)
+        record |= {"asked": self.memory.asked, "elapsed": round(self.meter.taken, 3)}
+        self.known.add(run, record, is_stored=result is not None)
+        self.store.bound_states(self.study.states_gb)
         self._learn(run, record)
         what = f"seed {run.seed}" if run.purpose == "report" else run.setting
         came_to = f"failed: {record['error']}" if record["error"] else f"{record['monitor']} {number(record['val'])}"

@@ -145,7 +145,8 @@ def decide(standings: Sequence[Standing], metric: str, *, less_is_better: bool, 
 
     Args:
         standings: The finalists, the simplest first.
-        metric: Name of the test metric, such as ``test/acc``.
+        metric: Name of the test metric, such as ``test/acc``; where there are no test examples, of the validation
+            metric, which is then given as ``test``, too.
         less_is_better: Whether it is an error.
         num_rounds: Of a whole run.
 
@@ -188,13 +189,14 @@ def decide(standings: Sequence[Standing], metric: str, *, less_is_better: bool, 
         sentence = ""
         if chosen is common:
             others = [each for each in rivals if each not in (common, local)]
-            sentence = "nothing is distinguishable from FedAvg: take FedAvg" if others else "take FedAvg"
+            sentence = "nothing is clearly better than FedAvg: take FedAvg" if others else "take FedAvg"
             sentence += f" ({words.than(chosen.method, FLOOR, test)})" if against else ""
         elif against is not None:
             sentence = f"{words.than(chosen.method, against.method, test)}{_bytes(chosen, against)}"
         else:
             sentence = f"{chosen.method}: the simplest of those that tie"
-    notes = list(_notes(chosen, against, best, test, words, num_rounds))
+    notes = [] if words.has_test else ["There are no test examples: the numbers are validation's, which decided, too."]
+    notes += _notes(chosen, against, best, test, words, num_rounds)
     notes += [
         f"{each.method} is out: {len(each.errors)} of its {_counted(len(each.val) + len(each.errors))} failed, first "
         f"with {each.errors[0]}."
@@ -238,6 +240,8 @@ def _notes(
             notes.append(
                 f"{chosen.method} is likelier to be better, no more: neither on validation nor on test examples does "
                 "the interval leave out zero."
+                if words.has_test
+                else f"{chosen.method} is likelier to be better, no more: zero is in the interval."
             )
     if rising := [each.method for each in compared if each.is_rising]:
         notes.append(
@@ -272,8 +276,15 @@ class _Words:
     metric: str
     less_is_better: bool
 
+    @property
+    def has_test(self) -> bool:
+        """Whether it is of test examples."""
+        return self.metric.startswith("test/")
+
     def than(self, one: str, other: str, gap: Interval) -> str:
         """How one stands to another."""
+        if not gap.seeds:
+            return f"{one} and {other} have {self.metric} of no seed in common"
         if self.less_is_better:
             way, amount = ("lower" if gap.mean >= 0 else "higher"), number(abs(gap.mean))
             text = f"{one}: {self.metric} {amount} {way} than {other}"

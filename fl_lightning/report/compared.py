@@ -233,6 +233,11 @@ class Compared:
         """What the comparison decides, in words: over seeds, and nothing where there is only one."""
         if not self.others:
             return "There is one configuration, so there is nothing to compare."
+        if self.runs[self.metric].isna().all():
+            return (
+                f"No run has a value of {self.metric}, as where there are no test examples, so this comparison decides "
+                "nothing."
+            )
         gaps = self.over_seeds.set_index("configuration")
         most = int(gaps["seeds"].max())
         if most < 2:
@@ -243,13 +248,16 @@ class Compared:
         sign = -1 if self.less_is_better else 1
         better = [label for label in self.others if min(sign * gaps.loc[label, ["low", "high"]]) > 0]
         worse = [label for label in self.others if max(sign * gaps.loc[label, ["low", "high"]]) < 0]
-        level = [label for label in self.others if label not in (*better, *worse)]
+        apart = [label for label in self.others if gaps.loc[label, "seeds"] < 2]
+        level = [label for label in self.others if label not in (*better, *worse, *apart)]
+        few_pairs = f"{self.metric} of fewer than two common seeds on one partition"
         parts = [
-            f"{listed(labels)} {'is' if len(labels) == 1 else 'are'} {words}"
+            f"{listed(labels)} {words if len(labels) == 1 else words.replace('is ', 'are ', 1)}"
             for labels, words in (
-                (better, f"better than {self.reference}"),
-                (worse, f"worse than {self.reference}"),
-                (level, f"not distinguishable from {self.reference}"),
+                (better, f"is better than {self.reference}"),
+                (worse, f"is worse than {self.reference}"),
+                (level, f"is not distinguishable from {self.reference}"),
+                (apart, f"cannot be compared with {self.reference} ({few_pairs})"),
             )
             if labels
         ]

@@ -1,7 +1,8 @@
 """Which of some runs are of one configuration: those that differ in nothing but seeds, names and folders."""
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,8 @@ _OF_A_RUN = (
     "trainer.strategy",
 )
 
+#: A label has so many of the settings that differ, and more where these do not tell it apart.
+_SHOWN = 3
 #: Stands for a setting that is missing.
 UNSET = "–"
 
@@ -54,10 +57,21 @@ def grouped(runs: Sequence[Recorded]) -> tuple[list[str], list[str]]:
     for index in order:
         alike = [other for other in order if runs[other].strategy == runs[index].strategy]
         telling = [n for n in differing if len({str(settings[other].get(n, UNSET)) for other in alike}) > 1]
-        parts = [f"{n.rpartition('.')[2]} {setting(settings[index].get(n, UNSET))}" for n in telling[:3]]
-        label = ", ".join([runs[index].strategy or "run", *parts])
-        labels[keys[index]] = label if label not in labels.values() else f"{label} ({runs[index].name})"
+        shown: dict[str, str] = {}
+        for name in telling:
+            values = {other: setting(settings[other].get(name, UNSET)) for other in alike}
+            if len(shown) < _SHOWN or len(set(values.values())) > 1:
+                shown[name] = values[index]
+                alike = [other for other in alike if values[other] == values[index]]
+        parts = [f"{name.rpartition('.')[2]} {value}" for name, value in shown.items()]
+        labels[keys[index]] = _free(", ".join([runs[index].strategy or "run", *parts]), labels.values())
     return [labels[key] for key in keys], [labels[keys[index]] for index in order]
+
+
+def _free(label: str, taken: Collection[str]) -> str:
+    """The label, with the first number that tells it apart from others where these are the same."""
+    numbered = (f"{label} ({number})" for number in itertools.count(2))
+    return label if label not in taken else next(each for each in numbered if each not in taken)
 
 
 def configuration_of(run: Recorded) -> dict[str, Any]:

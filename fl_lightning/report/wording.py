@@ -36,11 +36,15 @@ def size(num_bytes: float) -> str:
     """Bytes, in powers of a thousand.
 
     Example:
-        >>> size(999), size(80_400_000)
-        ('999 B', '80.4 MB')
+        >>> size(999), size(80_400_000), size(999_600)
+        ('999 B', '80.4 MB', '1 MB')
     """
     factor, unit = size_unit(num_bytes)
-    return f"{num_bytes / factor:.0f} B" if factor == 1 else f"{num_bytes / factor:.3g} {unit}"
+    shown = f"{num_bytes / factor:.0f}" if factor == 1 else f"{num_bytes / factor:.3g}"
+    if float(shown) >= 1000:  # rounded, it is one of the next unit
+        factor, unit = size_unit(1000 * factor)
+        shown = f"{num_bytes / factor:.3g}" if num_bytes < 999.5 * factor else f"{num_bytes / factor:,.0f}"
+    return f"{shown} {unit}"
 
 
 def size_unit(largest: float) -> tuple[float, str]:
@@ -55,13 +59,13 @@ def duration(seconds: float) -> str:
     """Seconds, minutes or hours.
 
     Example:
-        >>> duration(0.0123), duration(75), duration(7260)
-        ('12.3 ms', '1 min 15 s', '2 h 1 min')
+        >>> duration(0.0123), duration(75), duration(7260), duration(59.97)
+        ('12.3 ms', '1 min 15 s', '2 h 1 min', '1 min 0 s')
     """
-    if seconds < 1:
-        return f"{1000 * seconds:.3g} ms"
-    if seconds < 60:
-        return f"{seconds:.3g} s"
+    if float(milliseconds := f"{1000 * seconds:.3g}") < 1000:
+        return f"{milliseconds} ms"
+    if float(whole := f"{seconds:.3g}") < 60:
+        return f"{whole} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes} min {rest} s"

@@ -48,6 +48,24 @@ def test_an_optimizer_that_is_left_out_and_one_with_decay() -> None:
     assert decayed[:3] == ["lr=0.1, weight_decay=0.001", "lr=0.1, weight_decay=0.0", "lr=0.3, weight_decay=0.001"]
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "expected"),
+    [
+        ({"class_path": "torch.optim.SGD", "init_args": {"lr": 0.02, "momentum": 0.9}}, ["given", "0.3", "1.0", "0.1"]),
+        ({"class_path": "torch.optim.SGD", "init_args": {"lr": 1.0, "momentum": 0.0}}, ["given", "0.3", "0.1"]),
+        (None, ["given", "0.3", "1.0", "0.1"]),
+    ],
+    ids=["momentum", "plain steps", "none"],
+)
+def test_fedopt_as_it_is_given_is_tried_first(optimizer: dict[str, Any] | None, expected: list[str]) -> None:
+    given = {"class_path": "fl_lightning.strategies.FedOpt", "init_args": {"adaptivity": 0.01}}
+    config = {**CONFIG, "strategy": given, "model": {"init_args": {"optimizer": optimizer}}}
+    fedopt = next(each for each in candidates(config) if each.name == "FedOpt")
+    assert fedopt.points[0] == ("client_lr=given, adaptivity=0.01", {"strategy.adaptivity": 0.01})
+    tried = [label.partition(",")[0].removeprefix("client_lr=") for label, _ in fedopt.points]
+    assert list(dict.fromkeys(tried)) == expected
+
+
 def test_a_grid_of_the_users() -> None:
     grid = {"model.optimizer.lr": [0.2, 0.4], "strategy.proximal_weight": [5.0]}
     options = {"methods": ["ditto", "FedAvg"], "grid": grid}
@@ -112,6 +130,9 @@ def test_optuna_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
             "--grid model.optimizer.lr: the configuration names no optimizer, and each strategy has its own: give "
             "--model.optimizer, too",
         ),
+        ({"grid": {"model.optimizer.lr": [0.1, 0.2, 0.1]}}, "--grid model.optimizer.lr: 0.1 is there twice: give each"),
+        ({"grid": {"model.optimizer.lr": [1, 0.1, 1.0]}}, "--grid model.optimizer.lr: 1.0 is there twice"),
+        ({"grid": {"model.optimizer": [None, None]}}, "--grid model.optimizer: None is there twice"),
         ({"grid": {"model.optimizer.lr": [1.0, "0.1..1"]}}, "the range 0.1..1 stands alone, without other values"),
     ],
 )

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -55,7 +56,7 @@ def test_what_goes_on_resumes_its_own_state(choose: Choose) -> None:
 def test_the_simpler_method_wins_a_tie(choose: Choose) -> None:
     answer, _ = choose(Planted({**LEVELS, "SCAFFOLD": 0.7}, scatter=0.01), methods=THREE)
     assert answer.method == "FedAvg"
-    assert answer.sentence.startswith("nothing is distinguishable from FedAvg: take FedAvg")
+    assert answer.sentence.startswith("nothing is clearly better than FedAvg: take FedAvg")
 
 
 def test_stay_local(choose: Choose) -> None:
@@ -113,6 +114,39 @@ def test_what_sends_too_much_is_left_out(choose: Choose) -> None:
     assert answer.found.left_out["SCAFFOLD"] == "it would send 1.8 MB in 90 rounds, more than --max-bytes 1 MB"
 
 
+def test_data_without_test_examples_are_compared_on_validation(choose: Choose) -> None:
+    planted = Planted(LEVELS)
+
+    def train(*arguments: Any) -> dict[str, Any]:
+        found = Planted.train(planted, *arguments)
+        return found | {"result": {name: each for name, each in found["result"].items() if "test" not in name}}
+
+    planted.train = train  # type: ignore[method-assign, assignment]
+    answer, _ = choose(planted, methods=THREE, seeds=3)
+    assert re.match(r"SCAFFOLD: (9.8|9.9|10.0) points above FedAvg, 95 % interval .* three seeds", answer.sentence)
+    assert answer.notes == ["There are no test examples: the numbers are validation's, which decided, too."]
+    assert answer.results["val/acc"].tolist() == pytest.approx([0.6, 0.7, 0.8, 0.85], abs=0.002)
+    assert "no test examples" in check_page(answer.page.read_text())
+
+
+def test_differences_of_errors_have_the_sign_of_the_errors(choose: Choose) -> None:
+    planted = Planted({"Local": 0.5, "FedAvg": 0.3, "Pooled": 0.2})
+
+    def train(*arguments: Any) -> dict[str, Any]:
+        found = Planted.train(planted, *arguments)
+        result = {name.replace("acc", "mse"): each for name, each in found["result"].items()}
+        return found | {"monitor": "val/mse", "mode": "min", "result": result}
+
+    planted.train = train  # type: ignore[method-assign, assignment]
+    answer, _ = choose(planted, methods=["FedAvg"], seeds=3)
+    index = answer.table.columns.index("beside FedAvg")
+    local, _, pooled = (re.findall(r"[+-][\d.]+", row[index].replace("−", "-")) for row in answer.table.rows)
+    assert [float(each) for each in local] == pytest.approx([0.2] * 3, abs=0.005)
+    assert [float(each) for each in pooled] == pytest.approx([-0.1] * 3, abs=0.005)
+    better_by = answer.results.set_index("method")["better_by"]
+    assert (better_by["Local"], better_by["Pooled"]) == (pytest.approx(-0.2, abs=0.01), pytest.approx(0.1, abs=0.01))
+
+
 class _Stop(KeyboardInterrupt):
     pass
 
@@ -162,3 +196,34 @@ def test_a_method_of_ones_own_is_tried_again_after_an_edit(
     planted.levels = {**LEVELS, "Edited": 0.3}
     assert choose(planted, **asked)[0].method == "FedAvg"
     assert "Edited" in {method for method, _, _ in planted.trained[before:]}
+
+
+def test_other_data_are_searched_anew(choose: Choose, tmp_path: Path) -> None:
+    """Neither the runs on the data of before nor what they decided and took counts, and those on the new ones do."""
+    planted = Planted(LEVELS, refused={"FedAvg": "this feature is missing"})
+    assert choose(planted, methods=THREE)[0].method == "SCAFFOLD"
+    before, seconds = len(planted.trained), planted.seconds
+    planted.data, planted.levels, planted.refused = "changed", {**LEVELS, "SCAFFOLD": 0.5}, {}
+    answer, _ = choose(planted, methods=THREE)
+    assert answer.method == "FedAvg"
+    assert answer.results["test/acc"].tolist() == pytest.approx([0.6, 0.7, 0.5, 0.85], abs=0.005)
+    assert answer.found.taken == pytest.approx(planted.seconds - seconds)
+    fresh = Planted(planted.levels)
+    assert choose(fresh, methods=THREE, folder=tmp_path / "fresh")[0].sentence == answer.sentence
+    assert planted.trained[before:] == fresh.trained
+    again = len(planted.trained)
+    assert choose(planted, methods=THREE)[0].sentence == answer.sentence
+    assert len(planted.trained) == again
+
+
+def test_data_that_change_during_a_search_end_it(choose: Choose) -> None:
+    planted = Planted(LEVELS)
+
+    def train(*arguments: Any) -> dict[str, Any]:
+        planted.data = "changed"
+        return Planted.train(planted, *arguments)
+
+    planted.train = train  # type: ignore[method-assign, assignment]
+    with pytest.raises(WrongChoice, match=r"the data of seed 1000 are not those of the earlier runs in .*--output"):
+        choose(planted, methods=THREE)
+    assert len(planted.trained) == 1

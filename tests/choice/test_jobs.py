@@ -1,6 +1,7 @@
 """A search at sites: jobs that go on, refusals, and budgets of the sites' accounts. The sites are in this process."""
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -90,12 +91,12 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
 
 @pytest.fixture
 def choose(session: Session, tmp_path: Path) -> Callable[..., Any]:
-    def run(**settings: Any) -> tuple[Any, list[str]]:
+    def run(sites: Sequence[str] = (), *, secure: bool = False, **settings: Any) -> tuple[Any, list[str]]:
         (tmp_path / "mine.yaml").write_text(yaml.safe_dump(CONFIG))
         said: list[str] = []
         given = {"config": [str(tmp_path / "mine.yaml")], "methods": ["FedAvg"], "grid": {"model.optimizer.lr": [0.01]}}
         asked = Asked(**{**given, "folder": tmp_path / "out", "seeds": 3, "command": "submit", **settings})
-        return jobs.answer_at_sites(asked, tmp_path / "kit", (), said.append), said
+        return jobs.answer_at_sites(asked, tmp_path / "kit", sites, said.append, secure=secure), said
 
     return run
 
@@ -155,3 +156,53 @@ def test_where_the_accounts_cannot_pay_it_is_said_before_the_first_round(session
     ):
         choose()
     assert not list(session.folder.rglob("privacy.json"))
+
+
+class Invented:
+    """Jobs that come to a metric of their sites without training; each has a partition of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.jobs: list[Any] = []
+
+    def follow(self, session: Session, submission: Submission, destination: Path, **others: Any) -> Outcome:
+        job = submission.job
+        self.jobs.append(job)
+        value = 0.2 * len(job.sites) + (0.05 if job.secure else 0.0)
+        content = {
+            "monitor": "val/acc",
+            "mode": "max",
+            "result": {"val/acc": value, "test/acc": value},
+            "marks": {},
+            "num_rounds": job.trainer["num_rounds"],
+            "bytes": {"up": 1},
+            "seconds": 1.0,
+            "failures": {},
+            "partition_hash": f"of {job.name}",
+        }
+        (self.folder / "result.json").write_text(json.dumps(content))
+        return Outcome(status="finished", folder=self.folder, facts={"bytes": {"up": 1}})
+
+
+@pytest.fixture
+def invented(session: Session, monkeypatch: pytest.MonkeyPatch) -> Invented:
+    invented = Invented(session.folder)
+    monkeypatch.setattr(jobs, "follow", invented.follow)
+    return invented
+
+
+def test_jobs_at_other_sites_and_secure_ones_are_searches_of_their_own(choose, invented) -> None:
+    """What a search came to at some sites says nothing of others, and no job goes on from one of theirs."""
+    names: set[str] = set()
+    asked = [(NAMES[:2], False), (NAMES, False), (NAMES[1:], False), (NAMES, True)]
+    for (sites, secure), expected in zip(asked, (0.4, 0.6, 0.4, 0.65), strict=True):
+        invented.jobs.clear()
+        answer, _ = choose(sites, secure=secure)
+        assert answer.results["test/acc"].tolist() == pytest.approx([expected] * 2)
+        assert [(list(job.sites), job.secure) for job in invented.jobs] == [(sites, secure)] * 12
+        assert sum(job.resume for job in invented.jobs) == 2 * 2
+        assert invented.jobs[0].planned_rounds - invented.jobs[-1].planned_rounds == 2 * (9 + 3 * 9) - 9
+        assert not names & {job.name for job in invented.jobs}
+        names |= {job.name for job in invented.jobs}
+        choose(sites, secure=secure)
+        assert len(invented.jobs) == 12

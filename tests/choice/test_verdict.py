@@ -52,10 +52,22 @@ def test_the_simpler_one_wins_a_tie() -> None:
     result = verdict(LOCAL, FEDAVG, standing("SCAFFOLD", [0.71, 0.70, 0.75]))
     assert result.method == "FedAvg"
     assert result.sentence == (
-        "nothing is distinguishable from FedAvg: take FedAvg (FedAvg: 20.0 points above Local, 95 % interval 20.0 to "
+        "nothing is clearly better than FedAvg: take FedAvg (FedAvg: 20.0 points above Local, 95 % interval 20.0 to "
         "20.0, three seeds)"
     )
     assert result.notes[0].startswith("On validation SCAFFOLD: 1.0 points above FedAvg, 95 % interval −6.5 to 8.5")
+
+
+def test_what_is_clearly_worse_than_fedavg_is_not_said_to_be_level_with_it() -> None:
+    result = verdict(LOCAL, FEDAVG, standing("SCAFFOLD", [0.60, 0.61, 0.63]), standing("Ditto", [0.40, 0.41, 0.43]))
+    assert result.method == "FedAvg"
+    assert result.sentence.startswith("nothing is clearly better than FedAvg: take FedAvg (FedAvg: 20.0 points above")
+    assert not result.notes
+
+
+def test_without_test_results_that_two_share_there_is_no_difference() -> None:
+    result = verdict(LOCAL, dataclasses.replace(FEDAVG, test={}))
+    assert result.sentence == "take FedAvg (FedAvg and Local have test/acc of no seed in common)"
 
 
 def test_between_two_that_are_alike_and_better_the_simpler_is_taken() -> None:
@@ -136,7 +148,7 @@ def test_a_large_gap_of_three_seeds_is_no_tie_though_its_interval_has_zero() -> 
     fedopt = standing("FedOpt", [0.876, 0.830, 0.929], test=[0.834, 0.899, 0.878])
     result = verdict(local, fedavg, fedopt)
     assert result.method == "FedAvg"
-    assert result.sentence.startswith("nothing is distinguishable from FedAvg: take FedAvg (FedAvg: 14.8 points above")
+    assert result.sentence.startswith("nothing is clearly better than FedAvg: take FedAvg (FedAvg: 14.8 points above")
     assert verdict(local, fedopt).method == "FedOpt"
 
 

@@ -279,3 +279,48 @@ def test_pairs_with_an_unfinished_run_are_counted_and_neither_better_nor_worse(t
     one = compare([tmp_path / "FedAvg" / "version_0", tmp_path / "Local" / "version_0"], reference="Local")
     Console(file=output, width=200).print(one)
     assert "The only pair of FedAvg and Local has a run that was still rising" in output.getvalue()
+
+
+def test_a_configuration_without_two_pairs_is_compared_with_nothing(tmp_path: Path) -> None:
+    """Neither one with other seeds nor one with a single seed in common is as good as the reference."""
+    tests = {"FedAvg": (0.70, 0.71, 0.72), "SCAFFOLD": (0.75, 0.761, 0.772), "FedPer": (0.3, 0.3, 0.3), "Ditto": (0.2,)}
+    for strategy, values in tests.items():
+        for seed, test in enumerate(values, 7 if strategy == "FedPer" else 0):
+            own = {"strategy": strategy, "seed": seed, "partition_hash": f"p{seed}"}
+            write_run(tmp_path / strategy / f"version_{seed}", test=test, settings=settings(strategy, seed=seed), **own)
+    assert compare([tmp_path / strategy for strategy in tests]).verdict == (
+        "Over 3 seeds, by 95 % intervals of paired differences: SCAFFOLD is better than FedAvg; FedPer and Ditto "
+        "cannot be compared with FedAvg (test/acc of fewer than two common seeds on one partition). "
+        "Few seeds leave wide intervals."
+    )
+
+
+def test_runs_without_test_examples_are_told(tmp_path: Path) -> None:
+    for strategy in ("FedAvg", "Local"):
+        for seed in range(2):
+            write_run(
+                tmp_path / strategy / f"version_{seed}",
+                strategy=strategy,
+                seed=seed,
+                result={"val/acc": 0.6, "best_round": 1},
+                rounds=[{"round": round_idx, "val/acc": 0.6, "seconds": 0.5} for round_idx in range(2)],
+                settings=settings(strategy, seed=seed),
+            )
+    actual = compare([tmp_path])
+    assert actual.verdict.startswith("No run has a value of test/acc, as where there are no test examples")
+    assert actual.verdict in check_page(actual.write(tmp_path / "page.html").read_text())
+
+
+def test_labels_tell_every_configuration_apart(tmp_path: Path) -> None:
+    """By more settings where three are not enough, and by numbers where their words are the same."""
+    for index, values in enumerate([(1, 1, 1, 1), (1, 1, 1, 2), (1, 1, 1, 3), (2, 2, 2, 1)]):
+        given = {"class_path": "FedAvg", "init_args": dict(zip("wxyz", values, strict=True))}
+        write_run(tmp_path / str(index) / "exp" / "version_0", settings={"strategy": given}, test=0.5 + 0.1 * index)
+    actual = compare([tmp_path])
+    one = "FedAvg, w 1, x 1, y 1, z"
+    assert actual.labels == [f"{one} 1", f"{one} 2", f"{one} 3", "FedAvg, w 2, x 2, y 2"]
+    assert actual.configurations["runs"].tolist() == [1] * 4
+    assert actual.configurations["test/acc"].tolist() == pytest.approx([0.5, 0.6, 0.7, 0.8])
+    for module in ("one", "two", "three"):
+        write_run(tmp_path / "own" / module / "version_0", settings={"strategy": f"{module}.Mine"}, strategy="Mine")
+    assert compare([tmp_path / "own"]).labels == ["Mine", "Mine (2)", "Mine (3)"]
