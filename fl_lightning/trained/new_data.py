@@ -275,12 +275,12 @@ def _(client_data: ClientPairs, new: Any, like: Like) -> ClientData:
     y_P = like.targets(graph.get("edge_label"), len(pair_P2))
     roles = like.roles(y_P, _masks_in(graph))
     _check_hidden(pair_P2[roles["test_mask_N"] & (y_P[:, 0] == 1)], plain)
-    without_M2 = pair_P2[y_P[:, 0] == 0]
+    without_M2 = pair_P2[roles["train_mask_N"] & (y_P[:, 0] == 0)]
     return ClientPairs(
         name="new",
         graph=like.source.described(sending, num_nodes),
         pair_P2=pair_P2,
-        candidate_M2=without_M2 if len(without_M2) else pair_P2[:1],
+        candidate_M2=without_M2 if len(without_M2) else pair_P2[:1],  # any, as it then replaces none
         relation_P=_relations_of(graph, len(pair_P2), like) if client_data.relation_P is not None else None,
         y_N=y_P,
         **roles,

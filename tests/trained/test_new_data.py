@@ -164,6 +164,15 @@ def test_links_that_are_tested_on_must_not_be_edges(make_trainer, tmp_path) -> N
         run.predict(new, num_finetune_epochs=1)
 
 
+def test_negatives_are_drawn_from_training_pairs_alone(make_trainer, tmp_path) -> None:
+    run = loaded(make_trainer, task_data.link_data(tmp_path))
+    data = run.data(run.names[0])
+    new = Data(x=data.graph.x_NF, edge_index=data.graph.edge_index_2E, edge_label_index=data.pair_P2.t())
+    new.edge_label, new.train_mask, new.val_mask = data.y_N[:, 0], data.train_mask_N, data.val_mask_N
+    made = run.new_data(new)
+    assert torch.equal(made.candidate_M2, data.pair_P2[data.train_mask_N & (data.y_N[:, 0] == 0)])
+
+
 def test_links_of_several_relations(make_trainer, tmp_path) -> None:
     source = fl.data.InMemorySource(task_data.relational_graph())
     run = loaded(make_trainer, task_data.link_data(tmp_path, source=source))
