@@ -83,7 +83,10 @@ def class_scores(
         order, truth_CKN = ScoreOrder(certainty_CNK.mT), truth_CNK.mT.bool()
         areas = [_ordered_pairs(order, truth_CKN, mask_CN[..., None, :]) for mask_CN in masks_SCN]
         values["auroc"] = torch.stack([_mean_over_classes(*area) for area in areas])
-    return {**{name: weighted(values[name], count_SC) for name in metrics if name in values}, **result}
+    has_value = dict.fromkeys(values, count_SC > 0)  # not by nan, which outputs may be as well
+    if "auroc" in values:
+        has_value["auroc"] = ~values["auroc"].isnan()  # a ratio of counts
+    return {**{name: weighted(values[name], count_SC, has_value[name]) for name in metrics if name in values}, **result}
 
 
 def calibration_error(logits_CNK: Tensor, y_CN: Tensor, masks_SCN: Tensor) -> Tensor:
@@ -157,14 +160,14 @@ def label_scores(
     result: dict[str, tuple[Tensor, Tensor]] = {}
     for name in metrics:
         parts = [measures[name](order, truth_CLN, mask_CN[..., None, :] & known_CLN) for mask_CN in masks_SCN]
-        result[name] = weighted(torch.stack([_mean_over_classes(*part) for part in parts]), count_SC)
+        value_SC = torch.stack([_mean_over_classes(*part) for part in parts])
+        result[name] = weighted(value_SC, count_SC, ~value_SC.isnan())  # a ratio of counts
     return result
 
 
-def weighted(value_SC: Tensor, count_SC: Tensor) -> tuple[Tensor, Tensor]:
-    """Numerators and denominators of values, which are nan if undefined."""
-    nobody_SC = value_SC.isnan()
-    return torch.where(nobody_SC, 0.0, value_SC * count_SC), torch.where(nobody_SC, 0.0, count_SC)
+def weighted(value_SC: Tensor, count_SC: Tensor, has_value_SC: Tensor) -> tuple[Tensor, Tensor]:
+    """Numerators and denominators of values, both 0 where there is none; a value of nan stays."""
+    return torch.where(has_value_SC, value_SC * count_SC, 0.0), torch.where(has_value_SC, count_SC, 0.0)
 
 
 def _mean_over_classes(part_K: Tensor, whole_K: Tensor) -> Tensor:

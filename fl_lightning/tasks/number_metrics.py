@@ -52,8 +52,13 @@ def number_scores(
 
     squared_SCH = mean(error_CNH.square())
     values = {"mae": mean(error_CNH.abs()), "rmse": squared_SCH.sqrt()}
+    has_value = dict.fromkeys(values, count_SCH > 0)  # not by nan, which outputs may be as well
     if "r2" in metrics:
         variance_SCH = mean((y_CNH - mean(y_CNH).unsqueeze(-2)).square())
-        values["r2"] = torch.where(variance_SCH > 0, 1 - squared_SCH / variance_SCH, torch.nan)
-    count_SC = masks_SCN.double().sum(dim=-1)
-    return {name: weighted(values[name].nanmean(dim=-1), count_SC) for name in metrics}
+        values["r2"], has_value["r2"] = 1 - squared_SCH / variance_SCH, variance_SCH > 0
+    count_SC, result = masks_SCN.double().sum(dim=-1), {}
+    for name in metrics:
+        has_SCH = has_value[name]
+        value_SC = torch.where(has_SCH, values[name], 0.0).sum(dim=-1) / has_SCH.sum(dim=-1)
+        result[name] = weighted(value_SC, count_SC, has_SCH.any(dim=-1))
+    return result

@@ -53,8 +53,8 @@ class Target(ABC):
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """Mean loss over the training examples, scalar (or one for each client of a stack)."""
         value_N = self.example_loss(logits, batch.y)
-        weight_N = batch.train_mask.to(value_N.dtype)
-        return (value_N * weight_N).sum(dim=-1) / weight_N.sum(dim=-1).clamp(min=1)
+        total = torch.where(batch.train_mask, value_N, 0.0).sum(dim=-1)  # a product with 0 would keep nan and infinity
+        return total / batch.train_mask.to(value_N.dtype).sum(dim=-1).clamp(min=1)
 
     @abstractmethod
     def example_loss(self, logits: Tensor, y: Tensor) -> Tensor:
@@ -347,7 +347,7 @@ def split_scores(batch: Batch, values: Mapping[str, Tensor]) -> dict[str, tuple[
     """
     mask_SN = torch.stack([batch.train_mask, batch.val_mask, batch.test_mask])
     counts = mask_SN.sum(dim=-1).unbind()
-    totals = {name: (value_N * mask_SN).sum(dim=-1).unbind() for name, value_N in values.items()}
+    totals = {name: torch.where(mask_SN, value_N, 0).sum(dim=-1).unbind() for name, value_N in values.items()}
     return {
         f"{split}/{name}": (totals[name][index], counts[index]) for index, split in enumerate(SPLITS) for name in values
     }

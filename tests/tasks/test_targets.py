@@ -18,7 +18,7 @@ from torchmetrics.functional.classification import multilabel_average_precision
 from fl_lightning.batches import ClientExamples
 from fl_lightning.tasks import ExampleClassification, ExampleRegression, NodeClassification, task_of
 from fl_lightning.tasks.base import kind_of_target
-from fl_lightning.tasks.class_metrics import LABEL_METRICS, label_scores
+from fl_lightning.tasks.class_metrics import LABEL_METRICS, class_scores, label_scores
 from fl_lightning.tasks.number_metrics import NUMBER_METRICS, number_scores
 from fl_lightning.tasks.targets import CLASSES, LABELS, NUMBERS
 
@@ -43,6 +43,18 @@ def test_numbers_with_gaps_by_hand() -> None:
     assert [float(each) for each in scores["train/mse"]] == [4.5, 2.0]
     assert [float(each) for each in scores["val/mse"]] == [2.5, 1.0]
     assert NUMBERS.strata(torch.tensor([[NAN, NAN], [NAN, 1.0]])).tolist() == [-1, 0]
+
+
+def test_examples_that_overflow_stay_in_their_split() -> None:
+    y = torch.tensor([[1.0], [0.0], [0.0]])
+    logits = torch.tensor([[3.0], [1e30], [2e30]], requires_grad=True)
+    batch = batch_of(y, [True, False, False])
+    batch.val_mask = torch.tensor([False, True, False])  # the last is in no split
+    assert NUMBERS.loss(logits, batch).item() == 4.0
+    (gradient,) = torch.autograd.grad(NUMBERS.loss(logits, batch), logits)
+    assert gradient.tolist() == [[4.0], [0.0], [0.0]]
+    scores = NUMBERS.scores(logits.detach(), batch)
+    assert [float(scores[f"{split}/mse"][0]) for split in ("train", "val", "test")] == [4.0, math.inf, 0.0]
 
 
 def test_labels_with_gaps_by_hand() -> None:
@@ -189,3 +201,19 @@ def test_errors_of_numbers_are_those_of_scikit_learn() -> None:
                 values.append(measure(y[client, known, number].numpy(), predicted[client, known, number].numpy()))
             assert float(total[split, client] / count[split, client]) == pytest.approx(np.mean(values))
     assert NUMBERS.whole_scores(("mae",), predicted[0], y[0], masks[:, 0])["mae"][0].shape == (2,)
+
+
+def test_outputs_that_are_no_numbers_count_as_much_as_others() -> None:
+    """Left out, they would improve the mean over clients."""
+    y = torch.tensor([[[1.0, 2.0], [3.0, torch.nan]], [[1.0, 1.0], [3.0, 1.0]], [[torch.nan] * 2] * 2])
+    outputs = torch.zeros(3, 2, 2)
+    outputs[0, 0, 0] = torch.nan
+    masks = torch.ones(1, 3, 2, dtype=torch.bool)
+    for name, (total, count) in number_scores(NUMBER_METRICS, outputs, y, masks).items():
+        assert count.tolist() == [[2, 2, 0]], name
+        assert total.isnan().tolist() == [[True, False, False]], name
+    logits = torch.zeros(2, 2, 3)
+    logits[0] = torch.nan
+    total, count = class_scores(["ece"], logits, torch.zeros(2, 2, dtype=torch.int64), masks[:, :2])["ece"]
+    assert count.tolist() == [[2, 2]]
+    assert total.isnan().tolist() == [[True, False]]
