@@ -394,6 +394,26 @@ def test_rounds_between_evaluations(federation, make_model, make_trainer) -> Non
     assert result["best_round"] in (1, 3, 4)
 
 
+@pytest.mark.parametrize("hook", ["on_round_start", "on_round_end"])
+def test_a_round_that_a_callback_makes_the_last_is_evaluated(hook, federation, make_model, make_trainer) -> None:
+    class Stop(Callback):
+        def on_round_start(self, trainer) -> None:
+            self.stop(trainer, "on_round_start")
+
+        def on_round_end(self, trainer, metrics: dict[str, float]) -> None:
+            self.stop(trainer, "on_round_end")
+
+        def stop(self, trainer, here: str) -> None:
+            trainer.run.should_stop |= here == hook and trainer.run.round_idx == 1
+
+    participation = Participation(held_out_fraction=0.4)
+    trainer = make_trainer(num_rounds=9, evaluate_every=5, callbacks=Stop(), participation=participation)
+    result = trainer.fit(make_model(), federation, FedAvg())
+    assert ["val/acc" in row for row in trainer.run.history] == [False, True]
+    assert result["best_round"] == 1
+    assert "unseen/test/acc" in result
+
+
 def test_a_second_fit_starts_from_nothing(federation, make_model, make_trainer, assert_same) -> None:
     trainer = make_trainer(num_rounds=4)
     trainer.fit(make_model(), federation, Local())

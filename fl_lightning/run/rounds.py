@@ -88,11 +88,9 @@ class Rounds:
         run.num_overflows = 0
         is_failed = not self.exchange(run.strategy.stages(run.round_idx), work_fraction, "round")
         metrics: dict[str, float] = dict(run.strategy.metrics())
-        if (run.round_idx + 1) % self.evaluate_every == 0 or run.round_idx + 1 == self.num_rounds:
-            with run.clock.part("evaluation"):
-                metrics |= self.evaluate(run.evaluated_clients, whole=True)
-            run.selection.update(run.round_idx, metrics, run.scores[""])
-            unseen.keep_chosen_server(run)
+        is_last = run.should_stop or run.round_idx + 1 == self.num_rounds
+        if is_due := is_last or (run.round_idx + 1) % self.evaluate_every == 0:
+            metrics = self._evaluated(metrics)
         metrics |= epsilons(run)
         if run.strategy.federation.has_schedule:
             metrics["learning_rate"] = run.strategy.federation.learning_rate_in(run.round_idx)
@@ -103,6 +101,9 @@ class Rounds:
         metrics["failed_round"] = int(is_failed)
         with run.clock.part("logging"):
             self.hooks.call("on_round_end", metrics)
+        if run.should_stop and not is_due:  # a callback has just made it the last round
+            metrics = self._evaluated(metrics)
+        with run.clock.part("logging"):
             metrics["seconds"] = time.perf_counter() - start
             run.history.append({"round": run.round_idx, **metrics})
             for logger in run.loggers:
@@ -115,6 +116,15 @@ class Rounds:
         run.clock.end_round(time.perf_counter() - start)
         if run.trace is not None:
             run.trace.end_round()
+
+    def _evaluated(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """The metrics of the round with those of its models, by which the best round is chosen."""
+        run = self.run
+        with run.clock.part("evaluation"):
+            result = {**metrics, **self.evaluate(run.evaluated_clients, whole=True)}
+        run.selection.update(run.round_idx, result, run.scores[""])
+        unseen.keep_chosen_server(run)
+        return result
 
     def exchange(self, stages: Sequence[Stage], clients: Sequence[int] | Mapping[int, float], phase: Phase) -> bool:
         """Send, work, receive, aggregate: one exchange per stage. A client that fails is left out of later stages.
