@@ -15,7 +15,7 @@ from scipy import stats
 
 from fl_lightning.report.configurations import UNSET, configuration_of, grouped, partition_of, seed_of, total_of
 from fl_lightning.report.folder import Recorded
-from fl_lightning.report.gaps import TIE, client_gaps, columns_of, summary
+from fl_lightning.report.gaps import client_gaps, columns_of, gap, summary
 from fl_lightning.report.wording import count, listed
 from fl_lightning.run.curve import AT_EDGE, SIGNS, STILL_RISING, in_words
 
@@ -162,9 +162,8 @@ class Compared:
         rows = []
         for label in self.others:
             pairs = self.pairs(label)
-            gaps = np.array(
-                [a.figures.get(self.metric, math.nan) - b.figures.get(self.metric, math.nan) for a, b in pairs]
-            )
+            values = [[run.figures.get(self.metric, math.nan) for run in pair] for pair in pairs]
+            gaps = np.array([gap(*each) for each in values])
             ended = np.array([all(STILL_RISING not in run.marks for run in pair) for pair in pairs], dtype=bool)
             whole, finished = (
                 summary(part, "seeds", less_is_better=self.less_is_better) for part in (gaps, gaps[ended])
@@ -188,9 +187,9 @@ class Compared:
         """
         rows = []
         for label in self.others:
-            gaps = np.array([gap for a, b in self.pairs(label) for gap in client_gaps(a, b)])
+            gaps = np.array([each for a, b in self.pairs(label) for each in client_gaps(a, b)])
             described = summary(gaps, "clients", less_is_better=self.less_is_better)
-            differing = gaps[np.abs(gaps) > TIE]
+            differing = gaps[np.abs(gaps) > 0]
             p_value = float(stats.wilcoxon(differing).pvalue) if len(differing) >= _FEWEST_FOR_RANKS else math.nan
             rows.append({"configuration": label, **described, "p_value": p_value})
         return pd.DataFrame(rows, columns=["configuration", *columns_of("clients"), "p_value"])

@@ -8,8 +8,18 @@ from scipy import stats
 
 from fl_lightning.report.folder import Recorded
 
-#: Smaller differences are none.
+#: Differences that are smaller in relation to the values are none.
 TIE = 1e-9
+
+
+def gap(value: float, other: float) -> float:
+    """A value minus another; 0 where they differ by no more than rounding errors.
+
+    Example:
+        >>> gap(0.75, 0.5), gap(0.1 + 0.2, 0.3)
+        (0.25, 0.0)
+    """
+    return 0.0 if math.isclose(value, other, rel_tol=TIE) else value - other
 
 
 def half_width(values: np.ndarray[Any, Any]) -> float:
@@ -23,7 +33,7 @@ def half_width(values: np.ndarray[Any, Any]) -> float:
 def client_gaps(first: Recorded, second: Recorded) -> list[float]:
     """A run's values minus another's, of the clients that both have."""
     local, other = first.client_values(first.client_metric), second.client_values(second.client_metric)
-    return [local[name] - other[name] for name in local if name in other]
+    return [gap(local[name], other[name]) for name in local if name in other]
 
 
 def columns_of(what: str) -> list[str]:
@@ -39,5 +49,5 @@ def summary(gaps: np.ndarray[Any, Any], what: str, *, less_is_better: bool) -> d
     spread = float(gaps.std(ddof=1)) if total > 1 else math.nan
     half = half_width(gaps)
     sign = -1 if less_is_better else 1
-    better, worse = int((sign * gaps > TIE).sum()), int((sign * gaps < -TIE).sum())
+    better, worse = int((sign * gaps > 0).sum()), int((sign * gaps < 0).sum())
     return dict(zip(columns_of(what), (total, mean, spread, mean - half, mean + half, better, worse), strict=True))

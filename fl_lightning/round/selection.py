@@ -1,7 +1,7 @@
 """The choice of the best round: on validation examples, never on test examples."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,8 @@ from fl_lightning.direction import KNOWN, Direction, direction_of, metric_of
 from fl_lightning.round.metrics import client_values
 from fl_lightning.round.payload import Payload
 
-#: A smaller gain is a tie, which the earlier round wins: rounding errors must not decide.
+#: A gain that is smaller in relation to the values is a tie, which the earlier round wins: rounding errors must not
+#: decide.
 SMALLEST_GAIN = 1e-9
 
 
@@ -89,14 +90,15 @@ class Selection:
         """Record the metrics of a round and each client's scores.
 
         Raises:
-            ValueError: The monitored metric is not among the metrics.
+            ValueError: The monitored metric is not among the metrics, nor was it in an earlier round.
         """
-        if self.monitor not in metrics:
+        if self.monitor not in metrics and self.best_value is None:
             raise ValueError(f"trainer.monitor is {self.monitor!r}, which is not among {', '.join(sorted(metrics))}")
         if self.test in metrics and self._is_better(metrics[self.test], self.best_test):
             self.best_test = metrics[self.test]
-        if self._is_better(metrics[self.monitor], self.best_value):
-            self.best_value, self.best_round = metrics[self.monitor], round_idx
+        value = metrics.get(self.monitor, math.nan)  # all clients that it is of may have failed
+        if self._is_better(value, self.best_value):
+            self.best_value, self.best_round = value, round_idx
             self.result = {**metrics, "best_round": round_idx}
         self._choose_per_client(scores)
         self._choose_for_other_models(metrics)
@@ -104,7 +106,9 @@ class Selection:
             self.result[f"test/{self.mode}_over_rounds"] = self.best_test
 
     def _is_better(self, value: float, best: float | None) -> bool:
-        return best is None or math.isnan(best) or self.sign * (value - best) > SMALLEST_GAIN
+        if best is None or math.isnan(best):
+            return True
+        return self.sign * (value - best) > 0 and not math.isclose(value, best, rel_tol=SMALLEST_GAIN)
 
     def _choose_per_client(self, scores: Payload) -> None:
         """Select the best round of each client on its own validation examples."""
@@ -131,8 +135,10 @@ class Selection:
             self.result[f"{model}{self.test}_at_own_best_round"] = test
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything followed so far."""
+        """Everything followed so far, and by which metric."""
         return {
+            "monitor": self.monitor,
+            "mode": direction_of(self.monitor, self.directions),
             "best_round": self.best_round,
             "best_value": self.best_value,
             "best_test": self.best_test,
@@ -141,7 +147,24 @@ class Selection:
             "best_of_others": {model: list(best) for model, best in self.best_of_others.items()},
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        for name, value in state.items():
-            setattr(self, name, value)
+    def load_state_dict(self, state: Mapping[str, Any], history: Sequence[Mapping[str, float]] = ()) -> None:
+        """Restore :meth:`state_dict`; if that followed another metric, choose anew among the rounds of the history.
+
+        The history has no scores of single clients: each client's own best round is then that of later rounds.
+        """
+        known = {name: value for name, value in state.items() if name not in ("monitor", "mode")}
+        if self.follows(state):
+            for name, value in known.items():
+                setattr(self, name, value)
+            return
+        self.reset()
+        reported = {*state["result"], self.monitor, self.test}
+        for row in history:
+            if self.monitor in row:
+                metrics = {name: value for name, value in row.items() if name in reported}
+                self.update(int(row["round"]), metrics, Payload(clients=()))
+
+    def follows(self, state: Mapping[str, Any]) -> bool:
+        """Whether a :meth:`state_dict` is of the same metric; older ones do not say of which they are."""
+        mode = direction_of(self.monitor, self.directions)
+        return "monitor" not in state or (state["monitor"], state["mode"]) == (self.monitor, mode)

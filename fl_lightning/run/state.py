@@ -117,11 +117,35 @@ def restore(
     run.config_file = state["config_file"]
     if others := sorted(set(state["selection"]) - set(run.selection.state_dict())):
         raise _other(path, f"selection has {others[0]!r}")
-    run.selection.load_state_dict(state["selection"])
-    run.best_server = state["best_server"]
+    _restore_selection(run, path, state)
     for logger in run.loggers:
         if state["wandb_id"] and hasattr(logger, "continue_run"):
             logger.continue_run(state["wandb_id"])
+
+
+def _restore_selection(run: Run, path: Path, state: Mapping[str, Any]) -> None:
+    """Restore the choice of the best round, by the monitored metric of this run.
+
+    Raises:
+        ValueError: Another metric was monitored, by which another server was kept for unseen clients.
+    """
+    saved, chosen = state["selection"], run.selection
+    chosen.load_state_dict(saved, run.history)
+    run.best_server = state["best_server"]
+    if chosen.follows(saved) or not run.history:
+        return
+    if run.best_server is not None and chosen.best_round != saved["best_round"]:
+        raise ValueError(
+            f"checkpoint {path} has the server of round {saved['best_round']} for unseen clients, the best by "
+            f"{saved['monitor']}; by {chosen.monitor} it would be another round's: leave trainer.monitor and "
+            "trainer.monitor_mode as they were"
+        )
+    if run.fabric.is_global_zero:
+        warnings.warn(
+            f"rounds were chosen by {saved['monitor']}; the best round is chosen anew by {chosen.monitor}, and each "
+            f"client's own among the rounds from {run.round_idx} on",
+            stacklevel=4,
+        )
 
 
 @contextlib.contextmanager

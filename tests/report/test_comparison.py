@@ -20,6 +20,7 @@ from fl_lightning.command_line import main
 from fl_lightning.report import compare
 from fl_lightning.report.comparison import Comparison
 from fl_lightning.report.comparison_tables import gaps_table, summary_table
+from fl_lightning.report.gaps import gap, summary
 from fl_lightning.report.sources import find
 
 TESTS = Path(__file__).parents[1]
@@ -93,6 +94,14 @@ def test_differences_are_paired_by_hand(runs: Path) -> None:
     assert clients["p_value"] == pytest.approx(2 / 2**6)  # all six signs alike
     swapped = Comparison(actual.recorded, reference="Local").over_seeds.to_dict("records")
     assert swapped[0]["mean"] == pytest.approx(-gaps.mean())
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-12])
+def test_what_is_a_tie_does_not_depend_on_the_scale(scale: float) -> None:
+    pairs = [(2.0, 1.0), (1.0, 3.0), (0.1 + 0.2, 0.3), (math.nan, 1.0)]
+    gaps = np.array([gap(scale * value, scale * other) for value, other in pairs])
+    described = summary(gaps, "clients", less_is_better=True)
+    assert [described[name] for name in ("clients", "better", "worse")] == [3, 1, 1]
 
 
 def test_the_verdict_is_over_seeds_and_one_seed_decides_nothing(runs: Path, tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import math
 from typing import Literal
 
 import pytest
@@ -62,7 +63,16 @@ def test_without_test_examples_validation_still_chooses() -> None:
     selection.update(0, {"val/acc": 0.5}, Payload(clients=(0,), extras={"val/acc": torch.tensor([[5.0, 10.0]])}))
     assert selection.result == {"val/acc": 0.5, "best_round": 0}
     with pytest.raises(ValueError, match=r"trainer\.monitor is 'val/acc', which is not among test/acc"):
-        selection.update(1, {"test/acc": 0.5}, scores([0.5] * 2, [0.5] * 2))
+        Selection().update(0, {"test/acc": 0.5}, scores([0.5] * 2, [0.5] * 2))
+
+
+def test_a_later_round_without_the_metric_is_not_chosen() -> None:
+    selection = Selection("benign/val/acc")
+    selection.update(0, {"benign/val/acc": 0.5}, Payload(clients=()))
+    selection.update(1, {"val/acc": 0.9}, Payload(clients=()))
+    assert (selection.best_round, selection.best_value) == (0, 0.5)
+    with pytest.raises(ValueError, match=r"'benign/val/acc', which is not among val/acc"):
+        Selection("benign/val/acc").update(0, {"val/acc": 0.9}, Payload(clients=()))
 
 
 def test_a_client_that_is_missing_from_an_evaluation_keeps_its_round_and_shifts_nobody(tmp_path) -> None:
@@ -77,3 +87,34 @@ def test_a_client_that_is_missing_from_an_evaluation_keeps_its_round_and_shifts_
     chosen = {client: test for client, (_, test) in resumed.best_of_clients.items()}
     assert chosen == pytest.approx({1: 0.2, 3: 0.8, 7: 0.9})
     assert resumed.result["test/acc_per_client_selection"] == pytest.approx((0.2 + 0.8 + 0.9) / 3)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-12, 1e12])
+def test_what_is_a_tie_does_not_depend_on_the_scale(scale: float) -> None:
+    selection = Selection("val/mse")
+    for round_idx, value in enumerate((math.inf, 3.0, 2.0, 2.0 * (1 - 1e-12), 2.5)):
+        selection.update(round_idx, {"val/mse": scale * value}, Payload(clients=()))
+    assert selection.best_round == 2
+
+
+def test_a_state_of_another_metric_is_chosen_from_anew() -> None:
+    def row(round_idx: int, acc: float, loss: float) -> dict[str, float]:
+        return {"round": round_idx, "val/acc": acc, "test/acc": acc, "val/loss": loss, "test/loss": 2 * loss, "n": 5}
+
+    history = [row(0, 0.9, 3.0), {"round": 1, "n": 5}, row(2, 0.5, 1.0), row(3, 0.6, 2.0)]
+    before = Selection("val/acc")
+    for each in history[:1] + history[2:]:
+        values = {name: value for name, value in each.items() if "/" in name}
+        before.update(int(each["round"]), values, scores([each["val/acc"]] * 2, [0.3, 0.4]))
+    assert (before.best_round, before.best_value) == (0, 0.9)
+    for monitor, mode, best in (("val/loss", None, 2), ("val/acc", "min", 2), ("val/acc", None, 0)):
+        after = Selection(monitor, mode)
+        after.load_state_dict(before.state_dict(), history)
+        assert (after.best_round, after.best_value) == (best, history[best][monitor])
+        assert after.result["test/loss"] == history[best]["test/loss"]
+        assert "n" not in after.result
+        assert bool(after.best_of_clients) == (best == 0)
+    older = {name: value for name, value in before.state_dict().items() if name not in ("monitor", "mode")}
+    after = Selection("val/loss")
+    after.load_state_dict(older, history)
+    assert after.best_round == 0

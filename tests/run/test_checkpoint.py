@@ -275,6 +275,36 @@ def test_only_the_newest_run_must_be_readable(path, federation, make_model, make
         resume()
 
 
+@pytest.mark.filterwarnings("ignore:resumed with other settings")
+def test_another_monitor_chooses_among_all_rounds(federation, make_model, make_trainer) -> None:
+    whole = make_trainer(num_rounds=3, monitor="val/loss")
+    expected = whole.fit(make_model(), federation, FedAvg())
+    first = make_trainer(num_rounds=2, callbacks=FederatedCheckpoint())
+    first.fit(make_model(), federation, FedAvg())
+    resumed = make_trainer(num_rounds=3, monitor="val/loss", callbacks=FederatedCheckpoint())
+    path = first.run.folder / "checkpoints/last.ckpt"
+    with pytest.warns(UserWarning, match="chosen by val/acc; the best round is chosen anew by val/loss, .* from 2 on"):
+        result = resumed.fit(make_model(), federation, FedAvg(), str(path), resume_with_changes=True)
+    assert resumed.run.selection.best_value == whole.run.selection.best_value
+    assert (result["best_round"], result["test/loss"]) == (expected["best_round"], expected["test/loss"])
+
+
+@pytest.mark.filterwarnings("ignore:resumed with other settings")
+def test_another_monitor_is_refused_where_its_server_was_not_kept(path, federation, make_model, make_trainer) -> None:
+    participation = Participation(held_out_fraction=0.4)
+    first = make_trainer(num_rounds=3, participation=participation)
+    first.fit(make_model(), federation, FedAvg())
+    first.save_checkpoint(path)
+    content = checkpoint.read(path)
+    best = content["selection"]["best_round"]
+    for row in content["history"]:
+        row["val/loss"] = float(row["round"] == best)  # the best by accuracy is the worst by loss
+    checkpoint.write(path, content)
+    trainer = make_trainer(num_rounds=4, participation=participation, monitor="val/loss")
+    with pytest.raises(ValueError, match=rf"server of round {best} for unseen clients, the best by val/acc; by val/lo"):
+        trainer.fit(make_model(), federation, FedAvg(), str(path), resume_with_changes=True)
+
+
 def test_last_without_a_checkpoint_starts_anew_and_says_so(federation, make_model, make_trainer) -> None:
     trainer = make_trainer()
     with pytest.warns(UserWarning, match=r"no last\.ckpt in .*federation: starting from round 0"):

@@ -7,6 +7,7 @@ import numpy as np
 from fl_lightning.report.document import Section
 from fl_lightning.report.figures import Table
 from fl_lightning.report.folder import Recorded
+from fl_lightning.report.gaps import gap
 from fl_lightning.report.pictures import Album, bars_height
 from fl_lightning.report.theme import orders
 from fl_lightning.report.wording import count, number, signed
@@ -40,8 +41,10 @@ def section(run: Recorded, other: Recorded | None, album: Album) -> Section:
     ]
     notes = []
     if other:
-        gains = [(-1 if run.less_is_better else 1) * (values[name] - theirs[name]) for name in names if name in theirs]
-        better, worse = sum(gain > 1e-9 for gain in gains), sum(gain < -1e-9 for gain in gains)
+        gains = [
+            (-1 if run.less_is_better else 1) * gap(values[name], theirs[name]) for name in names if name in theirs
+        ]
+        better, worse = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
         notes.append(
             f"Of {count(len(gains), 'client')}, {better} do better than under {other.strategy}, {worse} worse, "
             f"{len(gains) - better - worse} equally; the mean gain is {signed(float(np.mean(gains)))}."
