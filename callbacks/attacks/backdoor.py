@@ -28,7 +28,7 @@ from fl_lightning.run.callback import Callback, Trainer
 from fl_lightning.run.processes import gather
 from fl_lightning.strategies.base import select_names
 
-from .forgery import Attack, benign_clients
+from .forgery import Attack, benign_clients, benign_rows
 from .poisoning import require_classes
 
 
@@ -83,10 +83,10 @@ class Backdoor(Attack):
     def on_clients(self, trainer: Trainer, clients: tuple[Any, ...]) -> tuple[Any, ...]:
         """Poison the training images of the malicious clients, and prepare triggered test images for every client."""
         changed = list(super().on_clients(trainer, clients))
-        num_classes = trainer.run.registry.num_outputs
         for client in clients:
             require_images(client)
-            require_classes(self, client, num_classes)
+            require_classes(self, client, client.num_outputs or trainer.run.registry.num_outputs)
+        num_classes = min(client.num_outputs or trainer.run.registry.num_outputs for client in clients)
         if not 0 <= self.target < num_classes:
             raise ValueError(f"Backdoor.target must be one of the {num_classes} classes, 0 to {num_classes - 1}")
         shape = clients[0].x_NX.shape[1:]
@@ -197,7 +197,7 @@ class SimpleTuning(Callback):
         scores, directions = gather(trainer.fabric, mine.upload), run.selection.directions
         metrics = summarize(scores, "tuned/", directions)
         if any(isinstance(callback, Attack) for callback in trainer.callbacks):
-            metrics |= summarize(scores.rows(benign_clients(trainer)), "tuned/benign/", directions)
+            metrics |= summarize(benign_rows(trainer, scores), "tuned/benign/", directions)
         for callback in trainer.callbacks:
             if isinstance(callback, Backdoor):
                 metrics |= callback.success(trainer, evaluation, run.round_idx, "tuned/")

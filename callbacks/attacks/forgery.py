@@ -112,10 +112,10 @@ class Attack(Callback):
         """Add the metrics over the benign clients; all unseen clients are benign."""
         if prefix:
             return
-        directions, benign = trainer.run.selection.directions, benign_clients(trainer)
-        for kind, scores in trainer.run.scores.items():
-            if scores.clients == trainer.run.training_clients:
-                metrics.update(summarize(scores.rows(benign), f"benign/{kind}", directions))
+        run = trainer.run
+        for kind, scores in run.scores.items():
+            if scores.clients and set(scores.clients) <= set(run.training_clients):
+                metrics.update(summarize(benign_rows(trainer, scores), f"benign/{kind}", run.selection.directions))
 
     def on_round_end(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Log the number of malicious clients."""
@@ -143,6 +143,12 @@ def benign_clients(trainer: Trainer) -> tuple[int, ...]:
     """The training clients that no attack has chosen, ascending."""
     malicious = set(malicious_clients(trainer))
     return tuple(client for client in trainer.run.training_clients if client not in malicious)
+
+
+def benign_rows(trainer: Trainer, scores: Payload) -> Payload:
+    """The scores of the benign clients among those that were scored."""
+    benign = set(benign_clients(trainer))
+    return scores.rows([client for client in scores.clients if client in benign])
 
 
 def all_stages(trainer: Trainer) -> Iterator[Stage]:

@@ -132,8 +132,8 @@ class LabelFlipping(Attack):
     def on_clients(self, trainer: Trainer, clients: tuple[Any, ...]) -> tuple[Any, ...]:
         """Change the labels of the malicious clients' training examples."""
         changed = list(super().on_clients(trainer, clients))
-        num_classes = trainer.run.registry.num_outputs
         for client in self.malicious:
+            num_classes = changed[client].num_outputs or trainer.run.registry.num_outputs
             require_classes(self, changed[client], num_classes)
             draw = generator(self.root, "label flipping", client)
             changed[client] = self._flip(changed[client], num_classes, draw)

@@ -38,7 +38,7 @@ from fl_lightning.callbacks import (
     SimpleTuning,
 )
 from fl_lightning.callbacks.attacks.backdoor import read_picture
-from fl_lightning.callbacks.attacks.forgery import malicious_clients
+from fl_lightning.callbacks.attacks.forgery import benign_rows, malicious_clients
 from fl_lightning.data import ClientSplit, Examples, ExampleSource
 from fl_lightning.models.gcn import GCN
 from fl_lightning.models.output import NetOutput
@@ -194,6 +194,21 @@ def test_what_the_strategy_does_not_send_is_reported(federation, make_model, mak
 
 
 # ---------------------------------------------------------------- the benign
+
+
+def test_the_benign_among_the_evaluated_clients_are_scored(federation, make_model, make_trainer) -> None:
+    attack = SignFlip(clients=[1])
+    trainer = make_trainer(
+        callbacks=attack, num_rounds=1, participation=Participation(evaluation_clients=3), monitor="benign/val/acc"
+    )
+    result = trainer.fit(make_model(), federation, FedAvg(num_epochs=1))
+    scores = trainer.run.scores[""]
+    benign = [client for client in scores.clients if client != 1]
+    assert (len(scores.clients), set(benign) < set(range(5))) == (3, True)
+    values = client_values(scores, "test/acc", benign)
+    assert result["benign/test/acc"] == pytest.approx(float(values.mean()), rel=1e-6)
+    rest = scores.rows(benign[1:])  # as if another had failed while a classifier is tuned
+    assert benign_rows(trainer, rest).clients == tuple(benign[1:])
 
 
 def test_benign_clients_have_metrics_of_their_own(federation, make_model, make_trainer, tmp_path: Path) -> None:
@@ -486,6 +501,20 @@ def test_flipped_labels_are_uniform_over_the_other_classes_or_all() -> None:
         flipped = LabelFlipping(ratio=0.2, may_keep=may_keep)._flip(client, 4, draw)
         shares = torch.bincount(flipped.y_N, minlength=4) / 40000
         assert shares.tolist() == pytest.approx(expected, abs=0.01)
+
+
+def test_flipped_labels_are_of_the_clients_own_classes() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Client:
+        y_N: Tensor
+        train_mask_N: Tensor
+        num_outputs: int | None
+
+    clients = tuple(Client(torch.zeros(500).long(), torch.ones(500).bool(), count) for count in (2, 3, None))
+    registry = types.SimpleNamespace(num_outputs=5)
+    run = types.SimpleNamespace(registry=registry, training_clients=(0, 1, 2, 3), seed=0)
+    changed = LabelFlipping(clients=[0, 1, 2]).on_clients(types.SimpleNamespace(run=run), clients)
+    assert [each.y_N.unique().tolist() for each in changed] == [[1], [1, 2], [1, 2, 3, 4]]
 
 
 def test_flipping_other_labels_each_time_is_a_matter_of_the_seed(attacked) -> None:
