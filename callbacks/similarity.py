@@ -264,6 +264,7 @@ class SimilarityLogger(Callback):
 
     def on_fit_start(self, trainer: Trainer) -> None:
         """Determine the clients' communities: those that are set, else the groups of the partition, if any."""
+        self.community_C = None
         if self.communities is None:
             if groups := trainer.run.registry.groups:
                 self.community_C = np.array([groups[client] for client in trainer.run.training_clients], dtype=np.int64)

@@ -221,6 +221,14 @@ def test_groups_of_the_partition_are_the_communities(federation, make_model, mak
     assert "similarity/mixing_neighbors" in trainer.run.history[-1]
 
 
+def test_communities_are_those_of_the_last_fit() -> None:
+    logger = SimilarityLogger()
+    for groups in ((0, 1, 1), ()):
+        run = SimpleNamespace(registry=SimpleNamespace(groups=groups), training_clients=(0, 2))
+        logger.on_fit_start(SimpleNamespace(run=run))
+        assert (logger.community_C is None) == (not groups)
+
+
 def test_rounds_beyond_the_last_are_no_others() -> None:
     def due(*rounds: int) -> list[int]:
         logger = SimilarityLogger(rounds=rounds)
