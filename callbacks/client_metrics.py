@@ -11,8 +11,8 @@ class PerClientMetrics(Callback):
 
     Args:
         every_n_rounds: Rounds between entries; only evaluated rounds have entries.
-        metrics: Names of the clients' metrics; None for the monitored one and its test counterpart. A client without
-            examples has the value nan.
+        metrics: Names of the clients' metrics; None for the monitored one (``val/acc`` of ``benign/val/acc``) and its
+            test counterpart. A client without examples has the value nan.
 
     Raises:
         ValueError: ``every_n_rounds`` is out of range, or no metric is named.
@@ -33,7 +33,9 @@ class PerClientMetrics(Callback):
             WrongSetting: The clients have no such metric.
         """
         selection = trainer.run.selection
-        self.metrics = tuple(self.setting or (selection.metric, selection.test))
+        chosen = (selection.metric, selection.test)  # which may be of some clients or another model: benign/val/acc
+        own = [next((each for each in selection.metrics if f"/{name}".endswith(f"/{each}")), name) for name in chosen]
+        self.metrics = tuple(self.setting or own)
         if missing := [name for name in self.metrics if name not in selection.metrics]:
             raise WrongSetting(
                 f"PerClientMetrics.metrics: {missing} are not among {', '.join(sorted(selection.metrics))}: name some "

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from fl_lightning import Callback
-from fl_lightning.callbacks import FederatedCheckpoint, PerClientMetrics
+from fl_lightning.callbacks import FederatedCheckpoint, PerClientMetrics, SignFlip
 from fl_lightning.round.metrics import client_values
 from fl_lightning.run.callback import WrongSetting
 from fl_lightning.strategies import FedPer
@@ -53,10 +53,12 @@ def test_a_killed_and_resumed_run_leaves_the_same_file(
     assert run("broken", ckpt_path="last") == run("whole")
 
 
+@pytest.mark.parametrize("monitor", ["val/acc_worst", "benign/val/acc", "benign/val/acc_worst"])
 def test_a_summary_that_chooses_the_round_is_of_each_clients_metric(
-    make_trainer: Any, make_model: Any, federation: Any, tmp_path: Path
+    monitor: str, make_trainer: Any, make_model: Any, federation: Any, tmp_path: Path
 ) -> None:
-    trainer = make_trainer(num_rounds=1, monitor="val/acc_worst", callbacks=PerClientMetrics())
+    callbacks = [SignFlip(clients=[1]), PerClientMetrics()]
+    trainer = make_trainer(num_rounds=1, monitor=monitor, callbacks=callbacks)
     trainer.fit(make_model(), federation, FedPer(num_epochs=1))
     with (tmp_path / "federation/version_0/clients.csv").open() as file:
         assert [row["metric"] for row in csv.DictReader(file)] == ["val/acc"] * 5 + ["test/acc"] * 5

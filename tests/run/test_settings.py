@@ -43,6 +43,8 @@ data:
         ("patience: 3", "patience: 9"),
         ("root: null", "root: /elsewhere"),
         ("ckpt_path: null", "ckpt_path: last"),
+        ("accelerator: cpu", "evaluate_union: true"),
+        ("  init_args:\n    net:", "  init_args:\n    metrics: [f1, ece]\n    net:"),
     ],
 )
 def test_what_leaves_the_mathematics_alone_is_no_difference(old: str, new: str) -> None:
