@@ -65,19 +65,23 @@ class Like:
         target = self.registry.task.target
         return "labels" if isinstance(target, Labels) else target.name  # pairs are linked or not
 
-    def targets(self, y: Any, size: int) -> Tensor:
-        """The targets, unknown ones included, in the form of the client's.
+    def targets(self, y: Any, size: int, ignore_label: int | None = None) -> Tensor:
+        """The targets, unknown ones included (of classes also ``ignore_label``), in the form of the client's.
 
         Raises:
             ValueError: They are of another kind or number, or of a class that the run does not have.
         """
         task = self.registry.task
         width = self.client_data.y_N.shape[1:]
-        if y is None or _nothing_known(y := _tensor("y", y)):
+        if y is None or self._nothing_known(y := _tensor("y", y), ignore_label):
             return torch.full((size, *width), torch.nan) if width else torch.full((size,), -1)
-        y_N = checked_targets(y, size, NAME, given=self.kind, example=task.example)
+        y_N = checked_targets(y, size, NAME, ignore_label, given=self.kind, example=task.example)
         self._check_targets(y_N)
         return y_N
+
+    def _nothing_known(self, y: Tensor, ignore_label: int | None) -> bool:
+        unknown = y.isnan() if self.registry.task.target.is_numeric or y.is_floating_point() else y < 0
+        return bool((unknown if ignore_label is None else unknown | (y == ignore_label)).all())
 
     def _check_targets(self, y_N: Tensor) -> None:
         width = self.client_data.y_N.shape[1:]
@@ -211,7 +215,7 @@ def as_client_data(client_data: ClientData, new: Any, like: Like) -> ClientData:
 def _(client_data: ClientGraph, new: Any, like: Like) -> ClientData:
     graph = _graph(new)
     plain = _prepared(graph, like.preparation)
-    y_N = like.targets(graph.get("y"), int(plain.num_nodes or 0))
+    y_N = like.targets(graph.get("y"), int(plain.num_nodes or 0), like.preparation.ignore_label)
     return ClientGraph(
         name="new",
         num_outputs=client_data.num_outputs,
@@ -245,6 +249,9 @@ def _(client_data: ClientGraphs, new: Any, like: Like) -> ClientData:
     degrees = getattr(like.source, "max_degree", None)
     prepared = prepared_graphs(loaded, dataclasses.replace(like.preparation, largest_component=False), NAME, degrees)
     width = client_data.union.num_features if like.registry.own_inputs else None
+    least = max(client_data.union.x_NF.any(dim=0).nonzero().flatten().tolist(), default=-1) + 1  # zeros may be appended
+    if width and not least <= prepared.num_features <= width:
+        raise ValueError(f"{NAME} has {prepared.num_features} features, the client's graphs {least} to {width}")
     whole = torch.arange(len(new))
     made = prepared.client(
         "new", whole, y_N, torch.zeros(len(new)), num_features=width, num_outputs=client_data.num_outputs
@@ -351,10 +358,6 @@ def _tensor(name: str, given: Any) -> Tensor:
         return torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{NAME}: {name} is {_said(given)} that makes no tensor ({error}): give numbers") from error
-
-
-def _nothing_known(y: Tensor) -> bool:
-    return bool(y.isnan().all()) if y.is_floating_point() else bool((y < 0).all())
 
 
 def _graph(new: Any) -> Data:

@@ -1,7 +1,9 @@
 """Trained models predict new data of every task, as the run's own, and bad data are refused by name."""
 
 import csv
+import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +15,11 @@ from trained_runs import graph_of, loaded
 
 import fl_lightning as fl
 from fl_lightning.command_line import main
-from fl_lightning.strategies import APFL, Local
+from fl_lightning.data.preparation import Preparation
+from fl_lightning.data.sources.many_graph_sets import GraphSets
+from fl_lightning.strategies import APFL, FedPer, Local
+from fl_lightning.tasks import NodeClassification, NodeRegression
+from fl_lightning.trained.new_data import Like, as_client_data
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -81,6 +87,45 @@ def test_who_trains_and_who_tests_is_as_given(run, make_trainer, tmp_path) -> No
         run.new_data({"x": x, "y": y, "trian_mask": torch.ones(len(x))})
 
 
+@pytest.mark.parametrize(
+    ("regression", "ignore_label", "given", "expected"),
+    [
+        (True, None, [-3, -1], [[-3.0], [-1.0]]),
+        (True, None, [math.nan, math.nan], [[-99.0], [-99.0]]),
+        (True, 7, [-3, 7], [[-3.0], [-99.0]]),
+        (False, None, [-3, -1], [-1, -1]),
+        (False, 255, [255, 1], [-1, 1]),
+        (False, 255, [255, 255], [-1, -1]),
+    ],
+    ids=[
+        "negative numbers",
+        "missing numbers",
+        "an ignored number",
+        "negative classes",
+        "an ignored class",
+        "no class",
+    ],
+)
+def test_which_targets_are_unknown(regression, ignore_label, given, expected) -> None:
+    task = NodeRegression() if regression else NodeClassification()
+    client_data = SimpleNamespace(y_N=torch.zeros(4, 1) if regression else torch.zeros(4).long(), num_outputs=None)
+    registry = SimpleNamespace(task=task, num_outputs=3)
+    like = Like(client_data=client_data, registry=registry, source=None, preparation=Preparation())
+    assert like.targets(given, 2, ignore_label).nan_to_num(-99).tolist() == expected
+
+
+def test_an_ignored_label_of_the_source_is_none_of_new_data(run) -> None:
+    data = run.data(run.names[0])
+    like = Like(
+        client_data=data,
+        registry=run._run.registry,
+        source=None,
+        preparation=Preparation(normalize_features=False, ignore_label=2),
+    )
+    made = as_client_data(data, graph_of(data, y=data.y_N), like)
+    assert torch.equal(made.y_N, torch.where(data.y_N == 2, -1, data.y_N))
+
+
 def test_what_does_not_fit_is_named(run, tmp_path) -> None:
     data = run.data(run.names[0])
     for new, message in (
@@ -132,6 +177,21 @@ def test_graphs(make_trainer, tmp_path) -> None:
         run.predict([])
     with pytest.raises(ValueError, match="the new data is a Data: give a list of graphs"):
         run.predict(graphs[0])
+
+
+def test_graphs_of_a_client_with_features_of_its_own(make_trainer, tmp_path) -> None:
+    graphs = task_data.graphs_of()[0]
+    wide = [Data(**{**graph.to_dict(), "x": graph.x.repeat(1, 2)}) for graph in graphs]
+    data = fl.FederatedDataModule(GraphSets([graphs, wide]), cache_dir=str(tmp_path))
+    data.setup()
+    run = loaded(make_trainer, data, FedPer)
+    own = graphs[0].x.shape[1]
+    for name, least, fits in zip(run.names, (own, 2 * own), (graphs, wide), strict=True):
+        assert run.predict(fits, name).shape == (len(graphs), 2)
+        for width in (own - 1, 2 * own + 1):
+            others = [Data(**{**graph.to_dict(), "x": torch.ones(graph.num_nodes, width)}) for graph in graphs]
+            with pytest.raises(ValueError, match=f"has {width} features, the client's graphs {least} to {2 * own}"):
+                run.predict(others, name)
 
 
 def test_links(make_trainer, tmp_path) -> None:
