@@ -138,7 +138,9 @@ class NeighborSums(Mixing):
     def onboard(self, stage: Stage, upload: Payload) -> None:
         """Add what unseen clients send to what the others have sent, for these alone."""
         kind, _, number = stage.name.partition("-")
-        if kind == "send" and upload.clients:
+        if kind == "join":
+            self._onboarding = {}  # of clients that have joined before
+        elif kind == "send" and upload.clients:
             self._onboarding = collected(
                 {**self.known, **self._onboarding}, number, upload, self.federation.num_clients
             )
