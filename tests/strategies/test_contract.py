@@ -71,6 +71,20 @@ def test_contract(runs: StrategyRuns, check: Any) -> None:
     check(runs)
 
 
+#: Those whose mixed and trained models can be blended.
+BLENDING = [kind for kind in STRATEGIES if "blend" in inspect.signature(kind).parameters]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", BLENDING, ids=lambda kind: kind.__name__)
+def test_a_blend_that_can_be_set_is_scored(kind, federation, make_model, make_trainer) -> None:
+    strategy = tiny(kind)
+    strategy.blend = True
+    trainer = make_trainer(num_rounds=1, executor=StackedExecutor())
+    trainer.fit(make_model(kind), federation, strategy)
+    assert "blend/val/acc" in trainer.run.history[0]
+
+
 def test_small_groups_on_disk_come_to_the_same(runs: StrategyRuns, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "SMALLEST_FILE_BYTES", 1)
     small_groups = StackedExecutor(max_clients_per_group=2, max_group_mib=0.2, storage="disk")
