@@ -316,6 +316,11 @@ class Executor(Counted, ABC):
     def load_rewritten_data(self, rewritten_data: Mapping[int, Mapping[str, Tensor]]) -> None:
         """Restore :meth:`rewritten_data` of this process's clients, before their state is loaded."""
 
+    def reset(self, clients: Sequence[int]) -> None:
+        """Bring clients back to their initial state, with the data that they had before any stage."""
+        state, gone = self.lasting_state(), set(clients)
+        self.load_state(state.rows([client for client in state.clients if client not in gone]))
+
     @abstractmethod
     def load_state(self, state: Payload, now: tuple[Phase, int] | None = None) -> None:
         """Restore this process's clients; a client without a row in the state is reset to its initial state.

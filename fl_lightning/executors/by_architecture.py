@@ -145,6 +145,12 @@ class ByArchitecture(Executor):
         for part in self.parts.values():
             part.rewrite({client: each for client, each in client_data.items() if client in set(part.clients)})
 
+    def reset(self, clients: Sequence[int]) -> None:
+        """Bring clients of every architecture back to their initial state."""
+        self.round, self.active = None, set()
+        for part in self.parts.values():
+            part.reset(clients)
+
     def load_state(self, state: Payload, now: tuple[Phase, int] | None = None) -> None:
         """Restore every architecture's clients."""
         self.round, self.active = now, set()

@@ -39,6 +39,7 @@ class InProcessExecutor(Executor):
         lasting: Names of the parameters that live on.
         store: What lives on of clients that are not loaded.
         rewritten: Data of clients whose graphs a stage has changed.
+        originals: What they had before.
     """
 
     def setup(
@@ -85,7 +86,7 @@ class InProcessExecutor(Executor):
         check_batches_of_one(client, collator, self.clients)
         self.state_specs = {**(client_state or {}), **private_state_specs(client)}
         self.rewritten: dict[int, Any] = {}
-        self._original_sizes: dict[int, int] = {}  # of clients whose data a stage has changed
+        self.originals: dict[int, Any] = {}
         self._scored_batches: dict[tuple[int, ...], Batch] = {}
         if clients:
             check_buffers(client, collator, clients[0], time_limit)
@@ -108,7 +109,8 @@ class InProcessExecutor(Executor):
 
     def original_size(self, client: int) -> int:
         """Number of a client's own examples, whatever a stage has added to its data."""
-        return self._original_sizes.get(client, self.evaluation_collator.size(client))
+        kept = self.collator.evaluation is None and client in self.originals
+        return int(self.originals[client].size) if kept else self.evaluation_collator.size(client)
 
     def _scored_batch(self, clients: Sequence[int], collator: Collator) -> Batch:
         """A batch that models are scored on; that of examples which training does not see is made once."""
@@ -347,6 +349,14 @@ class InProcessExecutor(Executor):
         mine = {client: fields for client, fields in rewritten_data.items() if client in self.members}
         self.rewrite({c: dataclasses.replace(self.collator.client_data(c), **fields) for c, fields in mine.items()})
 
+    def reset(self, clients: Sequence[int]) -> None:
+        """Bring clients back to their initial state and data."""
+        super().reset(clients)
+        changed = self.rewritten.keys() & set(clients)
+        self.rewrite({client: self.originals[client] for client in changed})
+        for client in changed:
+            del self.rewritten[client]
+
     def rewrite(self, client_data: Mapping[int, Any]) -> None:
         """Replace the data of clients; loaded clients are grouped again."""
         if not client_data:
@@ -357,7 +367,7 @@ class InProcessExecutor(Executor):
         sizes = {client: self.collator.size(client) for client in client_data}
         self.rewritten |= client_data
         for client, each in client_data.items():
-            self._original_sizes.setdefault(client, self.evaluation_collator.size(client))
+            self.originals.setdefault(client, self.collator.client_data(client))
             self.collator.set_client_data(client, each)
         self._arrange()
         self._clear()

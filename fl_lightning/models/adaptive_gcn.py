@@ -8,6 +8,7 @@ Shape legend: N nodes of one client, F features, D hidden, K classes.
 
 import itertools
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -100,6 +101,9 @@ class AdaptiveGCN(GCN):
         num_layers: Number of convolutions.
         dropout: Drop probability after each hidden layer, in [0, 1).
     """
+
+    #: Sub-nets whose gradients are clipped separately.
+    models: ClassVar[tuple[str, ...]] = ("homophilous", "heterophilous")
 
     def __init__(
         self,

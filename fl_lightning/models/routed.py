@@ -90,7 +90,8 @@ class Routed(nn.Module):
         hidden_channels: Width of the policy's hidden layer.
 
     Raises:
-        ValueError: The net has other layers, or no first layer from which the width of the inputs is known.
+        ValueError: The net has other layers, no first layer from which the width of the inputs is known, or a layer
+            with the name of the local copies.
     """
 
     #: Sub-nets whose gradients are clipped separately.
@@ -106,6 +107,11 @@ class Routed(nn.Module):
             raise ValueError(
                 f"Flow routes linear layers and graph convolutions, but {type(net).__name__} has "
                 f"{', '.join(others) or 'none'}: give another net, such as GCN or MLP"
+            )
+        if named := [name for name, _ in layers if "local" in name.split(".")]:
+            raise ValueError(
+                f"Flow calls its copies of a layer shared and local, but {type(net).__name__} has a layer "
+                f"{named[0]}: give the net's layers other names than local"
             )
         self.routes = Routes()
         first = layers[0][1]

@@ -18,7 +18,7 @@ from fl_lightning.remote.digests import digest_of, digests_of, payload_of
 from fl_lightning.remote.message import Message
 from fl_lightning.remote.metrics import NUM_SUMMED, from_summands, of_model, unknown_sums, wrong_summands
 from fl_lightning.remote.requests import evaluation_request, prediction_request, start_facts, work_request
-from fl_lightning.remote.responses import Responses, check_response, outsized, why_wrong
+from fl_lightning.remote.responses import Responses, check_response, check_start, outsized, why_wrong
 from fl_lightning.remote.schema import WrongMessage, shown
 from fl_lightning.remote.secure import (
     DEFAULT_SHARE,
@@ -145,17 +145,10 @@ class RemoteExecutor(Executor):
             {c: Message(kind="start", about={**common, "index": c}, tensors=relation) for c in self.clients},
             "join as a client",
         )
-        expected = digest_of(self.architectures)
-        if other := [registry.names[c] for c, each in responses.items() if each.about["parameters"] != expected]:
-            raise ValueError(
-                f"{', '.join(other)} have other initial parameters than the server: use the same version of torch"
-            )
-        if not any(response.about["metrics"] for response in responses.values()):
-            raise ValueError(
-                "no site sends its metrics, so no round can be selected: set policy.metrics to plain at some sites "
-                "(to sums for a run with secure aggregation), or policy.metric_noise"
-            )
+        check_start(responses, digest_of(self.architectures), registry.names)
         self.digests = {c: response.about["state"] for c, response in responses.items()}
+        self.first = {c: digest for c, digest in self.digests.items() if c not in federation.training_clients}
+        self.pinned |= set(self.first.items())
         self.scored = {c: response.about["scored"] for c, response in responses.items()}
         self.responses.noisy = {c for c, response in responses.items() if response.about.get("noisy")}
         if self.secure:
@@ -377,11 +370,16 @@ class RemoteExecutor(Executor):
         result = digests_of(state)
         self.round, self.active = now, set()
         self.pinned |= set(self.digests.items())  # an older checkpoint may have them
-        self._insist(
-            {client: Message(kind="load", about={"state": result[client]}) for client in self.clients},
-            "restore the checkpoint",
-        )
-        self.pinned |= {(client, result[client]) for client in self.clients}
+        self._load({client: result[client] for client in self.clients}, "restore the checkpoint")
+
+    def reset(self, clients: Sequence[int]) -> None:
+        """Have unseen clients restore the states that they began with."""
+        self.round, self.active = None, set()
+        self._load({client: self.first[client] for client in clients}, "begin again")
+
+    def _load(self, states: Mapping[int, str], what: str) -> None:
+        self._insist({c: Message(kind="load", about={"state": digest}) for c, digest in states.items()}, what)
+        self.pinned |= set(states.items())
 
     def forget(self, states: Iterable[tuple[int, str]]) -> None:
         """Have sites delete states, except for the current ones.
@@ -391,7 +389,7 @@ class RemoteExecutor(Executor):
         """
         of_client: dict[int, list[str]] = {}
         for client, digest in sorted(states):
-            if digest != self.digests[client]:
+            if digest not in (self.digests[client], self.first.get(client)):
                 of_client.setdefault(client, []).append(digest)
         if of_client:
             messages = {c: Message(kind="forget", about={"forget": digests}) for c, digests in of_client.items()}

@@ -7,7 +7,7 @@ site sends in a run binds it.
 
 import logging
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -26,6 +26,28 @@ SPLITS = ("train", "val", "test")
 _OUTPUT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.bool)
 #: Beyond this number of example rows, a response must not have many times as many as the others.
 _MANY_ROWS, _TIMES = 10_000, 100
+
+
+def check_start(responses: Mapping[int, Message], parameters: str, names: Sequence[str]) -> None:
+    """Refuse a federation whose sites cannot train or choose a model together.
+
+    Args:
+        responses: The clients' responses to the server's start.
+        parameters: The digest of the server's initial parameters.
+        names: The names of the clients.
+
+    Raises:
+        ValueError: A site has other initial parameters than the server, or none sends its metrics.
+    """
+    if other := [names[c] for c, each in responses.items() if each.about["parameters"] != parameters]:
+        raise ValueError(
+            f"{', '.join(other)} have other initial parameters than the server: use the same version of torch"
+        )
+    if not any(response.about["metrics"] for response in responses.values()):
+        raise ValueError(
+            "no site sends its metrics, so no round can be selected: set policy.metrics to plain at some sites "
+            "(to sums for a run with secure aggregation), or policy.metric_noise"
+        )
 
 
 def check_response(question: Message, response: Message) -> None:

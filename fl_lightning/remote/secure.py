@@ -82,7 +82,7 @@ def weighting_of(strategy: Strategy) -> SumWeighting:
     """
     owner = next(cls for cls in type(strategy).__mro__ if "sum_weighting" in vars(cls))
     below = type(strategy).__mro__[: type(strategy).__mro__.index(owner)]
-    uses_rows = any(name in vars(cls) for cls in below for name in ("aggregate", "admit", "mixing_matrix"))
+    uses_rows = any(name in vars(cls) for cls in below for name in ("aggregate", "onboard", "mixing_matrix"))
     weighting = None if uses_rows else strategy.sum_weighting()
     if weighting is None:
         settings = [] if uses_rows else strategy.settings_against_sums()

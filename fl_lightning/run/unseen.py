@@ -19,9 +19,17 @@ def keep_chosen_server(run: Run) -> None:
 
 
 def join(run: Run, exchange: Exchange, evaluate: Evaluate) -> dict[str, float]:
-    """Onboard the unseen clients to the server as it is, and score them."""
+    """Onboard the unseen clients, which have seen nothing yet, to the server as it is, and score them.
+
+    The server is then as it was before.
+    """
+    server = copy.deepcopy(run.strategy.state_dict())
+    if run.executor.round is not None and run.executor.round[0] == "onboarding":  # they have joined before
+        run.executor.reset(run.unseen_clients)
     exchange(run.strategy.onboarding_stages(), run.unseen_clients, "onboarding")
-    return evaluate(run.unseen_clients, "unseen/")
+    metrics = evaluate(run.unseen_clients, "unseen/")
+    run.strategy.load_state_dict(server)
+    return metrics
 
 
 def join_chosen_server(run: Run, exchange: Exchange, evaluate: Evaluate) -> dict[str, float]:

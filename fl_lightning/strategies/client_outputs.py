@@ -21,12 +21,12 @@ from fl_lightning.strategies.base import server_dtype
 def graph_embedding(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
     """Mean of the node embeddings of one graph, (D,).
 
-    Of whole graphs and of pairs of nodes it is the mean over those that train.
+    Of whole graphs and of pairs of nodes it is the mean over those that train; 0 if there are none.
     """
     embedding_ND = client.output(parameters, batch).embedding
     embedding_ND = embedding_ND.to(server_dtype(embedding_ND.dtype))
     weight_N = batch.summary_mask.to(embedding_ND.dtype)
-    return weight_N @ embedding_ND / weight_N.sum()
+    return weight_N @ embedding_ND / weight_N.sum().clamp(min=1)
 
 
 def received_embedding(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fl_lightning.batches.base import Batch
 from fl_lightning.direction import direction_of
+from fl_lightning.federation import Federation
 from fl_lightning.round.client import ClientModule, OutputRule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
@@ -76,15 +77,19 @@ class Trials:
                 allowed = ", ".join(map(str, grids[name]))
                 raise ValueError(f"strategy.{name} is {value}, but if validation chooses it, it must be {allowed}")
         self._scores: dict[str, tuple[tuple[int, ...], Tensor]] = {}
+        self._everyone: set[int] = set()
+        self._without: set[int] = set()  # validation examples
 
-    def check_client(self, client: ClientModule | None) -> None:
-        """Refuse a client whose metric has no known direction.
+    def setup(self, federation: Federation) -> None:
+        """Take the clients that may be asked, and refuse those whose metric has no known direction.
 
         Raises:
             ValueError: There are trials, and it is unknown whether more or less of ``client.monitor`` is better.
         """
+        self._everyone = set(federation.training_clients)
         if self.every is not None:
-            require_direction(client, f"strategy.validate_every is {self.every}", "set strategy.validate_every to null")
+            setting, remedy = f"strategy.validate_every is {self.every}", "set strategy.validate_every to null"
+            require_direction(federation.client, setting, remedy)
 
     def candidates(self) -> dict[str, Choice]:
         """The choice and its neighbors, by the names of their stages."""
@@ -115,8 +120,10 @@ class Trials:
     def ingest(self, stage: Stage, upload: Payload) -> bool:
         """Record the scores of one trial; after the last one, choose. Returns whether a choice was made.
 
+        It stays as it is if none of the clients that were asked has validation examples.
+
         Raises:
-            ValueError: No client has validation examples.
+            ValueError: No client of the federation has validation examples.
         """
         candidates = self.candidates()
         first, *_, last = candidates
@@ -126,7 +133,16 @@ class Trials:
         if stage.name != last:
             return False
         scores, self._scores = self._scores, {}
-        mean = {name: _mean_score(*scores[name], upload.clients) for name in candidates}
+        means = {name: _mean_score(*scores[name], upload.clients) for name in candidates}
+        mean = {name: score for name, score in means.items() if score is not None}
+        if len(mean) < len(means):
+            self._without |= set(upload.clients)
+            if self._without >= self._everyone:
+                raise ValueError(
+                    "strategy.validate_every chooses on the clients' validation examples, but no client has any: let "
+                    "data.splitter leave some, or set strategy.validate_every to null"
+                )
+            return False
         self.choice = dict(candidates[max(mean, key=mean.__getitem__)])  # the current one in a tie, as it comes first
         return True
 
@@ -194,13 +210,8 @@ def _name_of(choice: Choice) -> str:
     return "try " + " ".join(f"{name}={value:g}" for name, value in choice.items())
 
 
-def _mean_score(clients: tuple[int, ...], score_C2: Tensor, asked: Sequence[int]) -> float:
-    """Mean over the validation examples of the clients that responded in every trial."""
+def _mean_score(clients: tuple[int, ...], score_C2: Tensor, asked: Sequence[int]) -> float | None:
+    """Mean over the validation examples of the clients that responded in every trial, if they have any."""
     rows = [clients.index(client) for client in asked]
     total, count = score_C2[rows].double().sum(dim=0).tolist()
-    if not count:
-        raise ValueError(
-            "strategy.validate_every chooses on the clients' validation examples, but no client has any: let "
-            "data.splitter leave some, or set strategy.validate_every to null"
-        )
-    return float(total / count)
+    return float(total / count) if count else None

@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from fl_lightning.report.gaps import half_width
 from fl_lightning.report.theme import COLORS, NUM_SERIES, dash, orders
@@ -154,6 +155,8 @@ def _dress(axes: Axes, title: str, picture: Picture, ticks: list[float] | None =
     axes.set_xlabel(picture.x_label or picture.x)
     if picture.log:
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())  # both are else written as math, which is not parsed here
     if ticks:
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.set_xticks([], minor=True)

@@ -1,5 +1,6 @@
 """What training must not see: nodes of an inductive split, missing classes, clients that are held out."""
 
+import copy
 import dataclasses
 import functools
 from typing import Any
@@ -31,12 +32,14 @@ from fl_lightning.report.record import RunRecord
 from fl_lightning.run.callback import Callback
 from fl_lightning.strategies import (
     AdaFGL,
+    Ditto,
     FedAvg,
     FedAvgFinetune,
     FedBN,
     FedGCN,
     FedGNN,
     FedGTA,
+    FedPer,
     FedProto,
     FedSagePlus,
     FedStruct,
@@ -248,6 +251,44 @@ def test_training_sees_nothing_of_unseen_clients(executor, strategy, make_traine
         for row in run[1]:
             row.pop("seconds")
     assert_same(*runs)
+
+
+@both_executors
+@pytest.mark.filterwarnings("ignore:no checkpoint was written")
+@pytest.mark.parametrize("kind", [FedPer, Ditto, FedProto, FedGCN, PFedHN], ids=lambda kind: kind.__name__)
+def test_unseen_clients_join_anew_each_time(kind, executor, federation, make_model, make_trainer, assert_same):
+    participation = Participation(held_out_fraction=0.4)
+    trainer = make_trainer(num_rounds=1, executor=executor(), participation=participation)
+    first = trainer.fit(make_model(kind), federation, kind())
+    server = copy.deepcopy(trainer.run.strategy.state_dict())
+    unseen = {name: value for name, value in first.items() if name.startswith("unseen/test/")}
+    assert unseen
+    trainer.validate()
+    for _ in range(2):
+        again = trainer.test()
+        assert {name: again[name] for name in unseen} == unseen
+        assert not trainer.run.failures
+    assert_same(trainer.run.strategy.state_dict(), server)
+
+
+@pytest.mark.filterwarnings("ignore:no checkpoint was written")
+@pytest.mark.parametrize("kind", [FedPer, FedGCN], ids=lambda kind: kind.__name__)
+def test_unseen_clients_at_sites_join_anew_each_time(kind, federation, make_model, make_trainer, tmp_path):
+    trainer = make_trainer(num_rounds=1, participation=Participation(held_out_fraction=0.4))
+    strategy = kind()
+
+    def parts() -> tuple[ClientModule, Any]:
+        model = make_model(kind)
+        model.take_task(federation.task)
+        return model, kind()
+
+    sites = make_sites(federation.clients, tmp_path / "sites", parts, OPEN)
+    first = trainer.fit(make_model(kind), federate(trainer, LoopbackChannel(sites), strategy), strategy)
+    unseen = {name: value for name, value in first.items() if name.startswith("unseen/test/")}
+    assert unseen
+    for _ in range(2):
+        again = trainer.test()
+        assert {name: again[name] for name in unseen} == unseen
 
 
 @pytest.mark.parametrize(("number", "share"), [(1, 1.0), (2, 0.5), (9, 1.0)])

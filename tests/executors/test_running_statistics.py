@@ -9,11 +9,13 @@ import torch
 from both_executors import both_executors
 from saving import SavesAfter
 from torch import nn
+from torch.optim import SGD
 
 from fl_lightning import Callback, ClientModule, Participation, SequentialExecutor, StackedExecutor
 from fl_lightning.batches.graphs import GraphBatch
 from fl_lightning.callbacks import CommunicationLedger
 from fl_lightning.models import NormalizedGCN
+from fl_lightning.models.batch_norm import STATISTICS
 from fl_lightning.models.output import NetOutput
 from fl_lightning.relations.topology import Complete
 from fl_lightning.strategies import (
@@ -55,12 +57,13 @@ class TorchNet(nn.Module):
 def fit(federation, make_model, make_trainer):
     """Run on the graphs with a net that normalizes."""
 
-    def run(strategy, executor=StackedExecutor, *, shared=False, net=None, ckpt_path=None, **settings):
+    def run(strategy, executor=StackedExecutor, *, shared=False, net=None, rate=None, ckpt_path=None, **settings):
         trainer = make_trainer(executor=executor(), **{"seed": 1, "precision": "64-true", **settings})
         base = make_model()
         kind = "shared" if shared else "personal"
         net = net or functools.partial(NormalizedGCN, hidden_channels=8)
-        model = ClientModule(net, base.optimizer_factory, running_statistics=kind)
+        optimizer = base.optimizer_factory if rate is None else functools.partial(SGD, lr=rate)
+        model = ClientModule(net, optimizer, running_statistics=kind)
         trainer.fit(model, federation, strategy, ckpt_path=ckpt_path)
         return trainer
 
@@ -130,6 +133,28 @@ def test_shared_statistics_are_averaged_and_personal_ones_stay(executor, fit) ->
     own = shared.run.executor.state().parameters["norms.1.running_var"]
     torch.testing.assert_close(shared.run.strategy.models["norms.1.running_var"][0], own.mean(dim=0))
     assert not torch.equal(own[0], own[1])
+
+
+@both_executors
+def test_a_pull_leaves_the_statistics_alone(executor, fit) -> None:
+    """Both models see the same examples with the same weights, of which the pull then moves the personal ones."""
+    net = functools.partial(NormalizedGCN, hidden_channels=8, dropout=0.0)
+    strategy = Ditto(proximal_weight=5.0, decoupled=True, num_epochs=1)
+    state = fit(strategy, executor, net=net, num_rounds=1).run.executor.state().parameters
+    for name in STATISTICS:
+        torch.testing.assert_close(state[f"personal.norms.0.{name}"], state[f"shared.norms.0.{name}"])
+
+
+@both_executors
+def test_a_return_to_the_anchor_leaves_the_statistics_alone(executor, fit) -> None:
+    found = []
+    for start in ("previous", "anchor"):
+        strategy = PFedMe(inner_start=start, proximal_weight=0.0, num_inner_steps=1, num_epochs=4)
+        net = functools.partial(NormalizedGCN, hidden_channels=8, dropout=0.0)
+        found.append(fit(strategy, executor, net=net, rate=0.0, num_rounds=1).run.executor.state().parameters)
+    for name in STATISTICS:
+        torch.testing.assert_close(found[1][f"norms.0.{name}"], found[0][f"norms.0.{name}"])
+        assert not (found[0][f"norms.0.{name}"] == float(name == "running_var")).all()
 
 
 def test_bytes(fit) -> None:

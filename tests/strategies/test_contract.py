@@ -10,7 +10,9 @@ import pytest
 from fl_lightning import StackedExecutor, strategies
 from fl_lightning.executors import storage
 from fl_lightning.relations.topology import Complete
-from fl_lightning.strategies import FGGP, FedPub, PFedHN, Pooled, SheafRidge, Strategy
+from fl_lightning.round.payload import Payload
+from fl_lightning.round.stage import Stage
+from fl_lightning.strategies import FGGP, FedGCN, FedPub, PFedHN, Pooled, SheafRidge, Strategy
 from fl_lightning.testing import CHECKS, StrategyRuns
 from fl_lightning.testing.checks import check_server_state_is_complete
 from fl_lightning.testing.comparison import assert_same
@@ -71,6 +73,20 @@ def test_contract(runs: StrategyRuns, check: Any) -> None:
     check(runs)
 
 
+#: Those whose mixed and trained models can be blended.
+BLENDING = [kind for kind in STRATEGIES if "blend" in inspect.signature(kind).parameters]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", BLENDING, ids=lambda kind: kind.__name__)
+def test_a_blend_that_can_be_set_is_scored(kind, federation, make_model, make_trainer) -> None:
+    strategy = tiny(kind)
+    strategy.blend = True
+    trainer = make_trainer(num_rounds=1, executor=StackedExecutor())
+    trainer.fit(make_model(kind), federation, strategy)
+    assert "blend/val/acc" in trainer.run.history[0]
+
+
 def test_small_groups_on_disk_come_to_the_same(runs: StrategyRuns, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "SMALLEST_FILE_BYTES", 1)
     small_groups = StackedExecutor(max_clients_per_group=2, max_group_mib=0.2, storage="disk")
@@ -101,10 +117,21 @@ def forgotten(runs: StrategyRuns, monkeypatch: pytest.MonkeyPatch) -> Iterator[t
 
 
 #: What does not change in the runs of most strategies: each of these is needed by one of ``NEEDS``.
-RARELY_NEEDED = {"breadth", "trials", "estimated_shares", "uniform_mixing", "num_collapsed_rounds", "logits_NK"}
+RARELY_NEEDED = {"breadth", "trials", "estimated_shares", "uniform_mixing", "num_collapsed_rounds", "logits_NK", "lost"}
 #: What never changes: a server that was set up with another one refuses to load.
 NEVER_CHANGES = {"adjacency_CC"}
+
+
+class LosesTotals(FedGCN):
+    """One client has received no totals, and its messages go on being lost."""
+
+    def aggregate(self, stage: Stage, upload: Payload) -> None:
+        lost = stage.name in ("receive-0", "settle")
+        super().aggregate(stage, upload.rows(upload.clients[1:]) if lost else upload)
+
+
 NEEDS = {
+    "lost": LosesTotals,
     "breadth": lambda: FedPub(),
     "estimated_shares": lambda: FedPub(common_share=None),
     "uniform_mixing": lambda: FedPub(similarity_temperature=1e-9),

@@ -246,6 +246,36 @@ def test_clients_without_validation_examples_are_reported(graphs, given_clients,
         make_trainer(num_rounds=2).fit(make_model(), given_clients(clients), kin(validate_every=2))
 
 
+class LastAlone(Participation):
+    """All clients in every round but the fourth, in which the last one is alone."""
+
+    def draw(self, clients, round_idx, seed):
+        return dict.fromkeys(clients[-1:] if round_idx == 3 else clients, 1.0), []
+
+
+class WatchChoices(WatchTrials):
+    """Keeps the choice after each round, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.choices = []
+
+    def on_round_end(self, trainer, metrics) -> None:
+        self.choices.append(dict(trainer.run.strategy.trials.choice))
+
+
+@both_families
+def test_a_round_without_validation_examples_chooses_nothing(
+    strategy, graphs, given_clients, make_model, make_trainer
+) -> None:
+    last = dataclasses.replace(graphs[-1], val_mask_N=torch.zeros_like(graphs[-1].val_mask_N))
+    watch = WatchChoices()
+    trainer = make_trainer(num_rounds=6, participation=LastAlone(), callbacks=watch)
+    trainer.fit(make_model(), given_clients([*graphs[:-1], last]), strategy(validate_every=2))
+    assert watch.choices[3] == watch.choices[2]
+    assert [len(trials) > 0 for trials in watch.rounds] == [False, True, False, True, False, True]
+
+
 @pytest.mark.parametrize(
     ("strategy", "message"),
     [

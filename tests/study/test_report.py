@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import pandas as pd
 import pytest
 from PIL import Image
@@ -117,6 +118,17 @@ def test_labels_of_ticks_do_not_run_into_each_other() -> None:
     assert [label.get_text() for label in shown] == ["0", "1", "2", "4"]
     boxes = [label.get_window_extent() for label in shown]
     assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
+
+
+def test_numbers_of_a_logarithmic_axis_are_no_formulas() -> None:
+    figure, [axes] = _panels(1, share_y=False)
+    axes.plot([0.05, 2000], [0, 1])
+    with matplotlib.rc_context({"text.parse_math": False}):
+        _dress(axes, "", Picture(kind="lines", log=True))
+        figure.draw_without_rendering()
+        texts = [label.get_text() for label in axes.get_xticklabels(which="both")]
+    assert {"0.1", "1", "10", "100", "1,000"} <= set(texts)
+    assert not any("$" in text for text in texts)
 
 
 def test_further_metrics_of_the_history_have_tables(progress: Progress) -> None:

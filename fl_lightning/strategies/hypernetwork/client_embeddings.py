@@ -62,11 +62,16 @@ class ClientEmbeddings(ServerState):
         return self.rows_CD.shape[1]
 
     def ingest(self, upload: Payload) -> bool:
-        """Keep the embeddings that clients sent; False if they sent none."""
+        """Keep the embeddings that clients sent; False if they sent none.
+
+        One of zeros, that of a client with nothing to embed, never arrives.
+        """
         if "embedding" not in upload.extras:
             return False
-        rows = torch.tensor(upload.clients, device=self.rows_CD.device)
-        self.rows_CD[rows] = upload.extras["embedding"].to(self.rows_CD)
+        embedding_CD = upload.extras["embedding"].to(self.rows_CD)
+        there_C = embedding_CD.any(dim=1)
+        rows = torch.tensor(upload.clients, device=self.rows_CD.device)[there_C]
+        self.rows_CD[rows] = embedding_CD[there_C]
         self.known_C[rows] = True
         return True
 

@@ -114,7 +114,7 @@ class SheafRidge(FedSheafHN):
         start = {"strength_factor": 1.0, "masked_averaging": float(self.masked_averaging)}
         grids = {"strength_factor": (*SHARES, *(1 + share for share in SHARES[1:])), "masked_averaging": ON_OFF}
         self.trials = Trials(grids, start, self.validate_every, self.validate_personal)
-        self.trials.check_client(federation.client)
+        self.trials.setup(federation)
         super().setup(federation)
 
     def build_embeddings(self, federation: Federation) -> ClientEmbeddings:

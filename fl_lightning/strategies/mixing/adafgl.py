@@ -213,10 +213,16 @@ class AdaFGL(FedAvg):
         return super().model_for(clients) if first else None
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
-        """The global model is the result, in the second phase the blended modules; ``global/...`` is the kept model."""
-        model = self.model_for(clients)
-        main = Evaluation(output=self.blended_modules) if model is None else Evaluation(payload=model)
-        return {"": main, "global/": Evaluation(payload=one_model(self.chosen(), clients))}
+        """The global model is the result, in the second phase the blended modules; ``global/...`` is the kept model.
+
+        Of clients that have not taken part in the second phase it is the result, too.
+        """
+        kept, model = Evaluation(payload=one_model(self.chosen(), clients)), self.model_for(clients)
+        if model is not None:
+            return {"": Evaluation(payload=model), "global/": kept}
+        waiting = set(self.federation.training_clients) - set(self.extracted_C.nonzero().flatten().tolist())
+        others = {client: kept for client in clients if client in waiting}
+        return {"": Evaluation(output=self.blended_modules, others=others), "global/": kept}
 
     def later_evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """The blended modules, in the second phase."""

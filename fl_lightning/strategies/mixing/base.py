@@ -214,8 +214,9 @@ class Mixing(Strategy):
         mixed = aggregation(mixing, sent.to(dtype), received.expand(sent.shape))
         shapes = {name: tensor.shape[1:] for name, tensor in upload.parameters.items()}
         for name, tensor in unflatten(mixed, shapes).items():
-            mixed_model = self.update(name, rows_at(self.models[name], rows), tensor.to(self.models[name]))
-            self.models[name][rows] = mixed_model
+            model = self.models[name].clone()  # strategies keep earlier ones
+            model[rows] = self.update(name, rows_at(model, rows), tensor.to(model))
+            self.models[name] = model
 
     def model_for(self, clients: Sequence[int]) -> Payload | None:
         """The mixed models; clients keep their personal parameters."""

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fl_lightning.batches.base import Batch
 from fl_lightning.federation import Federation
+from fl_lightning.models.batch_norm import statistics_of
 from fl_lightning.models.twin import Twin
 from fl_lightning.round.client import ClientModule, parameters_of
 from fl_lightning.round.context import Context, Parameters
@@ -73,7 +74,11 @@ class Ditto(Twins):
     def pull(self, learning_rate: float) -> LocalProgram:
         """The pull as a step of its own, if it is one."""
         is_step = self.decoupled and self.proximal_weight
-        return LocalProgram(final=Pull(learning_rate * self.proximal_weight) if is_step else None)
+        if not is_step:
+            return LocalProgram()
+        client = self.federation.client
+        assert client is not None, "known where clients train"
+        return LocalProgram(final=Pull(learning_rate * self.proximal_weight, statistics_of(client.net)))
 
     def join(self) -> Stage:
         """An unseen client trains its personal model for as long as a round."""
@@ -83,15 +88,16 @@ class Ditto(Twins):
 
 @dataclass(frozen=True)
 class Pull:
-    """v <- v - step (v - θ)."""
+    """v <- v - step (v - θ), but for running statistics, which are of what v has seen."""
 
     step: float
+    statistics: frozenset[str] = frozenset()
     takes_stacks: ClassVar[bool] = True
 
     def __call__(self, parameters: Parameters, context: Context) -> Change:
         """The pulled parameters."""
-        pairs = {name: (parameters[name], theta) for name, theta in received(context).items()}
-        return Change(parameters={name: v - self.step * (v - theta) for name, (v, theta) in pairs.items()})
+        thetas = {name: theta for name, theta in received(context).items() if name not in self.statistics}
+        return Change(parameters={n: parameters[n] - self.step * (parameters[n] - t) for n, t in thetas.items()})
 
 
 def both_losses(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:

@@ -10,7 +10,7 @@ Leaves the client: the backbone it has trained.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from fl_lightning.round.stage import Evaluation, Persistence, Stage, tune
@@ -30,6 +30,7 @@ class FedBABU(FedAvg):
     personal: Sequence[str] = ("head.*",)
     num_finetune_epochs: int = 5
     finetune: Literal["whole", "head", "body"] = "whole"
+    blend: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         """Check the settings."""

@@ -20,7 +20,8 @@ Leaves the client: the model; once, a number for each class, which shows what cl
 are in them.
 
 Departures: t is as the paper means it (in released code it is the node numbers of a random walk, which outweigh the
-features); w are shares of the training nodes (released code: of all nodes); κ is over the clients that respond. Models
+features); w are shares of the training nodes (released code: of all nodes); κ is over the clients that respond, and of
+R below 0 it is 0 (neighbors that are unlike each other give one, whose student would flee from the teachers). Models
 are in eval mode, but the student in its steps. Time and memory of t are quadratic in a client's nodes, once; in every
 round the server takes ``num_iterations`` passes through all clients' models, twice, and trains generator and student.
 """
@@ -157,7 +158,7 @@ class FedTAD(FedAvg, RecordsMetrics):
 
     def weights(self, clients: Sequence[int]) -> Tensor:
         """κ among some clients, (C, K); 0 for a class that none of them has."""
-        return F.normalize(self.reliability_CK[list(clients)], p=1, dim=0)
+        return F.normalize(self.reliability_CK[list(clients)].clamp(min=0), p=1, dim=0)
 
     def distil(self, upload: Payload) -> None:
         """Train the generator and the global model in turn."""

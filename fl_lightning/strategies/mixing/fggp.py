@@ -14,7 +14,8 @@ means in a queue. The ``num_votes`` entries nearest to f predict a node, each wi
 Leaves the client: the model; the mean embedding of each class that it has or predicts, and of how many nodes.
 
 Departures: the net is the GCN (paper: three layers with batch normalization); prototypes are keyed by class (released
-code: by their place among those present), taken in eval mode after training; the queue begins empty; the classifier is
+code: by their place among those present), taken in eval mode after training; P² is of the labels and confidences that
+view 2 itself predicts (paper: of those of view 1); the queue begins empty; the classifier is
 averaged (the paper keeps it at the client, released code resets it every round to one that all have: embeddings trained
 below classifiers of their own, ``personal: ["head.*"]``, drift apart, and others' prototypes no longer tell classes).
 Dense in a client's nodes: time and memory are quadratic.
@@ -23,6 +24,7 @@ Dense in a client's nodes: time and memory are quadratic.
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -66,7 +68,7 @@ class FGGP(FedAvg):
     num_votes: int = 20
     queue_length: int = 10
 
-    server_state = ("queue", "num_rounds")
+    server_state = ("queue", "num_rounds", "proposed_C")
 
     default_net = AugmentedGCN
     own_net = True
@@ -85,7 +87,7 @@ class FGGP(FedAvg):
         """Start with an empty queue."""
         self.require_net(federation, "augmentor.*", "an augmentor")
         super().setup(federation)
-        self.num_rounds = 0
+        self.num_rounds, self.proposed_C = 0, torch.zeros(federation.num_clients, dtype=torch.bool)
         head_KD, length = federation.parameters["head.weight"], self.queue_length * federation.num_outputs
         vectors_QD = torch.zeros(length, head_KD.shape[1], dtype=head_KD.dtype, device=federation.device)
         self.queue = {"vectors": vectors_QD, "classes": torch.full_like(vectors_QD[:, 0], -1, dtype=torch.int64)}
@@ -95,10 +97,12 @@ class FGGP(FedAvg):
         return {"proposed": StateSpec(initial=torch.full((self.num_proposed,), -1), per_example=True)}
 
     def stages(self, round_idx: int) -> Sequence[Stage]:
-        """Train; every few rounds, propose neighbors first."""
+        """Train; every few rounds, and as long as some client may have none, propose neighbors first."""
         due = round_idx % self.propose_every == 0
-        proposing = [Stage(name="propose", client_state={"proposed": self.propose})] if due else []
-        return [*proposing, *super().stages(round_idx)]
+        if not due and self.proposed_C[list(self.federation.training_clients)].all():
+            return super().stages(round_idx)
+        proposed = self.propose if due else self.propose_once
+        return [Stage(name="propose", client_state={"proposed": proposed}), *super().stages(round_idx)]
 
     def training(self, round_idx: int) -> Stage:
         """Train with the second view."""
@@ -115,6 +119,12 @@ class FGGP(FedAvg):
         best = rank_NN.sort(dim=1, descending=True, stable=True)
         index_NP = torch.where(best.values > -torch.inf, best.indices, -1)[:, : self.num_proposed]
         return F.pad(index_NP, (0, self.num_proposed - index_NP.shape[1]), value=-1)
+
+    def propose_once(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
+        """The neighbors that a client has, or those that are proposed if it has none, (N, P)."""
+        known_NP = context.client_state["proposed"]
+        has_any = ((known_NP >= 0) & batch.example_mask[:, None]).any()
+        return torch.where(has_any, known_NP, self.propose(client, parameters, batch, context))
 
     def both_views(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
         """The loss of both views."""
@@ -139,7 +149,10 @@ class FGGP(FedAvg):
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
         """Average the models, cluster the prototypes of each class, and queue the clusters' means."""
-        if stage.name == "propose" or not upload.clients:
+        if not upload.clients:
+            return
+        if stage.name == "propose":
+            self.proposed_C[list(upload.clients)] = True
             return
         super().aggregate(stage, upload)
         self.num_rounds += 1
@@ -152,6 +165,10 @@ class FGGP(FedAvg):
                 new = {"vectors": mean_MD, "classes": torch.full_like(members[:, 0], number).long()}
                 length = len(self.queue["classes"])
                 self.queue = {n: torch.cat([t.to(self.queue[n]), self.queue[n]])[:length] for n, t in new.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the server; states of older versions do not tell who has neighbors."""
+        super().load_state_dict({"proposed_C": self.proposed_C, **state})
 
     def vote(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> NetOutput:
         """The logarithm of each class's votes as its logit."""
@@ -167,6 +184,7 @@ class FGGP(FedAvg):
         """The queue's vote is the result; ``classifier/...`` is the classifier, ``trained/...`` before averaging."""
         model = self.mixed_models(clients)
         plain = {"classifier/": Evaluation(payload=model), "trained/": Evaluation(payload=model, prefer_trained=True)}
+        plain |= self.blended(clients)
         if not (self.queue["classes"] >= 0).any():
             return {"": Evaluation(payload=model), **plain}
         return {**self.later_evaluations(clients), **plain}

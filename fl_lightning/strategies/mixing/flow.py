@@ -61,6 +61,7 @@ class Flow(FedAvg):
     route_weight: float = 0.001
     policy_channels: int = 64
     personal: Sequence[str] = field(default=("*.local.*",), init=False)
+    blend: bool = field(default=False, init=False)
 
     #: SGD, as in the paper's experiments: with Adam, a local copy soon memorizes its few examples.
     examples_optimizer = functools.partial(SGD, lr=0.01)

@@ -101,7 +101,8 @@ class ModelTable(Mixing):
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """The clients' own models are the result; ``mixed/...`` is after mixing."""
-        return {"": Evaluation(), "mixed/": Evaluation(payload=self.mixed_models(clients))}
+        mixed = Evaluation(payload=self.mixed_models(clients))
+        return {"": Evaluation(), "mixed/": mixed, **self.blended(clients)}
 
     def metrics(self) -> Mapping[str, float]:
         """How much of its own model a client keeps, on average over those that have been mixed."""

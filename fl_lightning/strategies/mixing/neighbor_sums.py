@@ -3,7 +3,8 @@
 Both ends of an edge between clients know of it (``data.cross_edges``). In an exchange each client sends, for each of
 its nodes v and of the nodes of other clients that it has edges to, the sum over its own nodes u among v and v's
 neighbors of some m_u, never m_u alone, unless there is only one such u; the server adds what clients send for the same
-v, and returns the total to v's client. What is exchanged lies in the clients' graphs from then on.
+v, and returns the total to v's client. What is exchanged lies in the clients' graphs from then on. A client whose
+message is lost has no totals, and trains on its own nodes alone.
 
 Shape legend: C clients, N nodes of a client, first its own, then those of other clients that it has edges to; W width
 of m, M nodes of all clients.
@@ -25,7 +26,7 @@ from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.program import LocalProgram
-from fl_lightning.round.stage import ClientOutput, Rows, Stage
+from fl_lightning.round.stage import ClientOutput, Rows, Stage, StageAddress
 from fl_lightning.strategies.mixing.base import Mixing
 
 
@@ -33,8 +34,9 @@ from fl_lightning.strategies.mixing.base import Mixing
 class NeighborSums(Mixing):
     """Base class of the methods whose clients exchange sums over neighbors before round 0."""
 
-    #: What arrived, by exchange: the ids of the clients' nodes, and the sum for each node (on the server).
-    server_state: ClassVar[tuple[str, ...]] = ("known",)
+    #: What arrived, by exchange: the ids of the clients' nodes, and the sum for each node (on the server); and the
+    #: clients that have no totals, but still the nodes of others that they joined with.
+    server_state: ClassVar[tuple[str, ...]] = ("known", "lost")
 
     needs_graphs = needs_nodes = True
     needs_undirected = True
@@ -73,6 +75,7 @@ class NeighborSums(Mixing):
         """Begin without sums."""
         super().setup(federation)
         self.known: dict[str, Tensor] = {}
+        self.lost: set[int] = set()
         self._onboarding: dict[str, Tensor] = {}
 
     def sum_weighting(self) -> None:
@@ -92,6 +95,18 @@ class NeighborSums(Mixing):
             stages.append(Stage(name=f"receive-{number}", program=LocalProgram(rewrite=take)))
         return stages
 
+    def stages(self, round_idx: int) -> Sequence[Stage]:
+        """Train; as long as some client may have nodes of others without totals, leave these out first."""
+        return [*([self.settling()] if self.lost else []), *super().stages(round_idx)]
+
+    def settling(self) -> Stage:
+        """A client without totals leaves the nodes of other clients out."""
+        return Stage(name="settle", program=LocalProgram(rewrite=self.settle))
+
+    def stage(self, address: StageAddress) -> Stage:
+        """The stage at an address; a client does not know who has no totals."""
+        return self.settling() if address.name == "settle" else super().stage(address)
+
     # ------------------------------------------------------------------ the clients
 
     def join(self, client: ClientModule, parameters: Parameters, graph: ClientGraph, context: Context) -> ClientGraph:
@@ -108,12 +123,16 @@ class NeighborSums(Mixing):
         last = number + 1 == self.num_exchanges
         return own_part(ingested) if last and not self.returns_others else ingested
 
+    def settle(self, client: ClientModule, parameters: Parameters, graph: ClientGraph, context: Context) -> ClientGraph:
+        """A client's graph without nodes of others that it has no totals of."""
+        return graph if self.returns_others and graph.num_neighbors_N is not None else own_part(graph)
+
     # ------------------------------------------------------------------ the server
 
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
         """The model; in an exchange the totals of the clients' nodes."""
         kind, _, number = stage.name.partition("-")
-        if kind in ("join", "send"):
+        if kind in ("join", "send", "settle"):
             return Payload(clients=tuple(clients))
         if kind != "receive":
             return super().configure(stage, clients)
@@ -126,10 +145,17 @@ class NeighborSums(Mixing):
         if kind == "send":
             if upload.clients:
                 self.known = collected(self.known, number, upload, self.federation.num_clients)
+        elif kind == "settle":
+            self.lost = self.lost - set(upload.clients)
         elif kind not in ("join", "receive"):
             super().aggregate(stage, upload)
-        elif stage.name == f"receive-{self.num_exchanges - 1}" and not self._has_unseen_clients:
-            self.known = {}  # nobody asks for it again
+        elif stage.name == f"receive-{self.num_exchanges - 1}":
+            self.lost = set(self.federation.training_clients) - set(upload.clients)
+            self.known = self.known if self._has_unseen_clients else {}  # which nobody else asks for again
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the server; states of older versions do not tell who has no totals."""
+        super().load_state_dict({"lost": self.lost, **state})
 
     @property
     def _has_unseen_clients(self) -> bool:
@@ -138,7 +164,9 @@ class NeighborSums(Mixing):
     def onboard(self, stage: Stage, upload: Payload) -> None:
         """Add what unseen clients send to what the others have sent, for these alone."""
         kind, _, number = stage.name.partition("-")
-        if kind == "send" and upload.clients:
+        if kind == "join":
+            self._onboarding = {}  # of clients that have joined before
+        elif kind == "send" and upload.clients:
             self._onboarding = collected(
                 {**self.known, **self._onboarding}, number, upload, self.federation.num_clients
             )

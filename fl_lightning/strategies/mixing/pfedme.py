@@ -27,6 +27,7 @@ from torch import Tensor
 
 from fl_lightning.federation import Federation
 from fl_lightning.kernels.per_client import along
+from fl_lightning.models.batch_norm import statistics_of
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.program import Change, LocalProgram
@@ -102,8 +103,11 @@ class PFedMe(FedAvg):
         return dataclasses.replace(super().training(round_idx), program=program)
 
     def begin(self, parameters: Parameters, context: Context) -> Change:
-        """x_i <- w_i before the first step on a batch."""
-        return Change(parameters=context.anchor)
+        """x_i <- w_i before the first step on a batch, but for running statistics, which are of what x_i has seen."""
+        client = self.federation.client
+        assert client is not None, "known where clients train"
+        kept = statistics_of(client.net)
+        return Change(parameters={name: w for name, w in context.anchor.items() if name not in kept})
 
     def follow(self, parameters: Parameters, context: Context) -> Change:
         """w_i <- w_i + c (x_i - w_i) after the last step on a batch."""

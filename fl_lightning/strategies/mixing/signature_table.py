@@ -45,17 +45,23 @@ class SignatureTable(ServerState):
         self._unseen_clients: Payload | None = None
 
     def remember(self, upload: Payload) -> None:
-        """Keep the signatures that clients sent, if there are any."""
-        if not upload.clients or self.name not in upload.extras:
+        """Keep the numbers of training examples, and the signatures that clients sent, if there are any.
+
+        A signature of zeros, that of a client with nothing to compute it from, is none.
+        """
+        if not upload.clients:
+            return
+        rows = torch.tensor(upload.clients, device=self.known_C.device)
+        if upload.num_examples is not None:
+            self.examples_C[rows] = upload.num_examples.to(self.examples_C)
+        if self.name not in upload.extras:
             return
         signature_CD = upload.extras[self.name].to(self.dtype)
         if not self.rows_CD.shape[1]:
             self.rows_CD = signature_CD.new_zeros(len(self.known_C), signature_CD.shape[1])
-        rows = torch.tensor(upload.clients, device=self.known_C.device)
-        self.rows_CD[rows] = signature_CD
-        self.known_C[rows] = True
-        if upload.num_examples is not None:
-            self.examples_C[rows] = upload.num_examples.to(self.examples_C)
+        there_C = signature_CD.any(dim=1)
+        self.rows_CD[rows[there_C]] = signature_CD[there_C]
+        self.known_C[rows[there_C]] = True
 
     def onboard(self, upload: Payload) -> None:
         """Keep unseen clients' signatures, and what they trained, if they did."""

@@ -99,7 +99,7 @@ class SimilarityMixing(Mixing):
         self.estimated_shares = EstimatedShares()
         self.uniform_mixing = UniformMixing()
         self.trials = MixingTrials(self)
-        self.trials.check_client(federation.client)
+        self.trials.setup(federation)
         self.tried_personal = self.select(self.shared, self.validate_personal)
 
     def uses_masked_averaging(self) -> bool:

@@ -90,7 +90,7 @@ class TwinScaffold(Ditto, SCAFFOLD):
         self, client: ClientModule, parameters: Parameters, gradients: Parameters, batch: Batch | None, context: Context
     ) -> Change:
         """SCAFFOLD's step with a bounded correction."""
-        received = corrections(context)
+        received = {name: r for name, r in corrections(context).items() if name in gradients}
         gradient = norm([gradients[name] for name in received], is_stack=context.is_stack)
         correction = norm(list(received.values()), is_stack=context.is_stack)
         factor = (self.max_correction * gradient / correction.clamp(min=1e-30)).clamp(max=1)

@@ -10,13 +10,14 @@ from one_client import one_client
 from path_graph import computed, path_graph
 from torch import Tensor
 
-from fl_lightning import Participation, SequentialExecutor
+from fl_lightning import Callback, ClientModule, Participation, SequentialExecutor
 from fl_lightning.callbacks import CommunicationLedger
 from fl_lightning.data import ClientGraph
 from fl_lightning.models import AdaptiveGCN
 from fl_lightning.models.adaptive_gcn import HopMLP, corrected_propagation, likeness, relation
 from fl_lightning.round.context import Context
 from fl_lightning.strategies import AdaFGL, FedAvg
+from fl_lightning.strategies.mixing import CoordinateMedian
 
 ADAPTIVE = functools.partial(AdaptiveGCN, hidden_channels=3)
 MODEL = 6 * 8 + 8 + 8 * 8 + 8 + 8 * 3 + 3
@@ -172,6 +173,15 @@ def test_every_module_is_trained_on_labels_and_the_homophilous_one_on_prediction
 # ------------------------------------------------------------------ the two phases
 
 
+def test_each_module_is_clipped_by_its_own_norm() -> None:
+    client = ClientModule(gradient_clip_val=1.0)
+    client.net = AdaptiveGCN(6, 3)
+    names = ("convs.0.weight", "homophilous.bias", "heterophilous.slope", "heterophilous.messages.bias")
+    clipped = client.clip({name: torch.full((1, 4), 10.0) for name in names})
+    norms = [float(clipped[name].norm()) for name in names]
+    assert norms == pytest.approx([1, 1, 0.5**0.5, 0.5**0.5])
+
+
 @both_executors
 def test_the_first_phase_is_fedavg(executor, fit, make_model, make_trainer, federation, assert_same) -> None:
     busy = Participation(num_clients=3, dropout_probability=0.2, straggler_probability=0.5)
@@ -199,6 +209,46 @@ def test_the_best_model_is_kept_and_sent_once(executor, fit) -> None:
     assert history[-1]["server/kept_accuracy"] == pytest.approx(best)
     assert history[-1]["global/val/acc_weighted"] == pytest.approx(best)
     assert history[-1]["server/adapting_clients"] == 5
+
+
+class Models(Callback):
+    """Keeps the global model of each round."""
+
+    def __init__(self) -> None:
+        self.models = []
+
+    def on_round_end(self, trainer, metrics) -> None:
+        self.models.append({name: model.clone() for name, model in trainer.run.strategy.models.items()})
+
+
+@pytest.mark.filterwarnings("ignore:strategy.aggregation withstands")
+@pytest.mark.parametrize("aggregation", [None, CoordinateMedian()], ids=["average", "median"])
+def test_later_rounds_leave_the_best_model_as_it_was(aggregation, fit, assert_same) -> None:
+    watch = Models()
+    strategy = AdaFGL(num_federated_rounds=8, aggregation=aggregation)
+    history = fit(strategy, num_rounds=8, callbacks=watch).run.history
+    kept = [row["server/kept_accuracy"] for row in history]
+    best = kept.index(kept[-1]) - 1  # a model is judged by the round after it
+    assert 0 <= best < 7
+    assert_same(strategy.best_models, watch.models[best])
+    assert not torch.equal(strategy.models["head.weight"], watch.models[best]["head.weight"])
+
+
+class OneAtATime(Participation):
+    """All clients in the first round, one in each other."""
+
+    def draw(self, clients, round_idx, seed):
+        return (dict.fromkeys(clients, 1.0) if round_idx == 0 else {round_idx: 1.0}), []
+
+
+@both_executors
+def test_who_is_not_in_the_second_phase_yet_has_the_global_model(executor, fit) -> None:
+    strategy = AdaFGL(num_federated_rounds=1)
+    scores = fit(strategy, executor, num_rounds=3, participation=OneAtATime()).run.scores
+    assert strategy.extracted_C.tolist() == [False, True, True, False, False]
+    own, kept = (scores[kind].extras["test/loss"] for kind in ("", "global/"))
+    assert torch.equal(own[[0, 3, 4]], kept[[0, 3, 4]])
+    assert not torch.equal(own[[1, 2]], kept[[1, 2]])
 
 
 @both_executors

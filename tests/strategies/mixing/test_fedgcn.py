@@ -7,7 +7,14 @@ import torch
 from torch.optim import Adam
 from torch_geometric.data import Data
 
-from fl_lightning import ClientModule, FederatedDataModule, Participation, SequentialExecutor, StackedExecutor
+from fl_lightning import (
+    Callback,
+    ClientModule,
+    FederatedDataModule,
+    Participation,
+    SequentialExecutor,
+    StackedExecutor,
+)
 from fl_lightning.batches.base import single
 from fl_lightning.data import ClientSplit, GivenPartitioner, GlobalSplit, OverlappingMetisPartitioner, RandomPartitioner
 from fl_lightning.data.partition.cross_edges import cross_edges
@@ -120,6 +127,29 @@ def test_it_learns_what_lies_at_other_clients(num_hops, make_trainer, tmp_path) 
         client, data = ClientModule(net, functools.partial(Adam, lr=0.03)), noisy_neighbors(tmp_path, num_hops)
         found[type(strategy)] = make_trainer(num_rounds=15).fit(client, data, strategy)["test/acc"]
     assert found[FedGCN] > found[FedAvg] + 0.15
+
+
+class LosesSums(Callback):
+    """Loses what the second client sends before the first round."""
+
+    def on_upload(self, trainer, stage, payload):
+        return payload.rows([c for c in payload.clients if c != 1]) if stage.name == "send-0" else payload
+
+
+@both_executors
+@pytest.mark.filterwarnings("ignore:.*its update was lost")
+@pytest.mark.parametrize("num_hops", [1, 2])
+def test_whose_sums_are_lost_trains_on_its_own_nodes(num_hops, executor, make_trainer, tmp_path) -> None:
+    data = noisy_neighbors(tmp_path)
+    trainer = make_trainer(num_rounds=2, executor=executor(), callbacks=LosesSums())
+    trainer.fit(ClientModule(GCN), data, strategy := FedGCN(num_hops=num_hops))
+    graphs = [trainer.run.executor.collator.client_data(number) for number in range(len(data.clients))]
+    assert not strategy.lost
+    assert torch.equal(graphs[1].x_NF, data.clients[1].x_NF)
+    assert torch.equal(graphs[1].edge_index_2E, data.clients[1].edge_index_2E)
+    assert [graph.propagated_NF is not None for graph in graphs] == [n != 1 for n in range(len(graphs))]
+    others = [len(graph.x_NF) > len(own.x_NF) for graph, own in zip(graphs, data.clients, strict=True)]
+    assert others == [num_hops == 2 and n != 1 for n in range(len(graphs))]
 
 
 def test_unseen_clients_receive_what_others_have_sent(make_trainer, tmp_path) -> None:

@@ -139,6 +139,11 @@ def test_weights_of_the_clients(fit) -> None:
     torch.testing.assert_close(weight_CK.sum(dim=0), torch.ones(3))
     torch.testing.assert_close(weight_CK, strategy.reliability_CK / strategy.reliability_CK.sum(dim=0))
     assert strategy.weights((2,)).tolist() == [[float(r > 0) for r in strategy.reliability_CK[2]]]
+    strategy.reliability_CK[1, 2] = -100.0  # of a client whose neighbors are unlike each other
+    weight_C = strategy.weights(range(5))[:, 2]
+    assert weight_C[1] == 0
+    others = strategy.reliability_CK[[0, 2, 3, 4], 2]
+    torch.testing.assert_close(weight_C[[0, 2, 3, 4]], others / others.sum())
     strategy.reliability_CK[:, 1] = 0  # a class that nobody trains on
     assert strategy.weights(range(5))[:, 1].tolist() == [0] * 5
 

@@ -16,7 +16,7 @@ from path_graph import computed, path_graph
 from torch import Tensor
 from torch.func import functional_call
 
-from fl_lightning import Payload, StackedExecutor
+from fl_lightning import Callback, Participation, Payload, StackedExecutor
 from fl_lightning.batches import GraphBatch
 from fl_lightning.batches.base import single
 from fl_lightning.batches.graphs import GraphCollator
@@ -231,6 +231,39 @@ def test_prototypes_of_domains_beat_averaging(given_clients, fit) -> None:
         own, plain = (fit(strategy, data=data, num_rounds=8, seed=seed) for strategy in (FGGP(num_votes=5), FedAvg()))
         gain += own.run.selection.result["test/acc"] - plain.run.selection.result["test/acc"]
     assert gain / 4 > 0.01
+
+
+class TwoAtATime(Participation):
+    """Two other clients in every round."""
+
+    def draw(self, clients, round_idx, seed):
+        return dict.fromkeys([(2 * round_idx) % 5, (2 * round_idx + 1) % 5], 1.0), []
+
+
+class Proposals(Callback):
+    """Keeps who has neighbors after each round, the neighbors, and the stages of each round."""
+
+    def __init__(self) -> None:
+        self.known, self.proposed, self.stages = [], [], []
+
+    def on_stage_end(self, trainer, stage, upload) -> None:
+        self.stages.append(stage.name)
+
+    def on_round_end(self, trainer, metrics) -> None:
+        state = trainer.run.executor.state().extras["client_state/proposed"]
+        rows = [state[client, : trainer.run.executor.collator.size(client)] for client in range(5)]
+        self.known.append([bool((row_NP >= 0).any()) for row_NP in rows])
+        self.proposed.append([row_NP.clone() for row_NP in rows])
+
+
+@both_executors
+def test_who_was_absent_when_neighbors_were_proposed_proposes_later(executor, fit) -> None:
+    watch = Proposals()
+    fit(FGGP(propose_every=10), executor, num_rounds=5, participation=TwoAtATime(), callbacks=watch)
+    first, more = [True, True, False, False, False], [True, True, True, True, False]
+    assert watch.known == [first, more, [True] * 5, [True] * 5, [True] * 5]
+    assert watch.stages == ["propose", "train"] * 3 + ["train"] * 2
+    assert torch.equal(watch.proposed[2][0], watch.proposed[0][0])  # which took part again
 
 
 def test_bytes(fit) -> None:

@@ -208,5 +208,7 @@ def test_what_is_refused() -> None:
         Routed(CNN((1, 8, 8), 3, filters=[4]), hidden_channels=4)
     with pytest.raises(ValueError, match="Flow routes linear layers and graph convolutions, but ReLU has none"):
         Routed(nn.ReLU(), hidden_channels=4)
+    with pytest.raises(ValueError, match=r"but ModuleDict has a layer local: give .* other names than local"):
+        Routed(nn.ModuleDict({"local": nn.Linear(2, 3)}), hidden_channels=4)
     with pytest.raises(ValueError, match=r"strategy\.route_weight must not be negative, got -1"):
         Flow(route_weight=-1)

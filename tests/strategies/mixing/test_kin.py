@@ -1,18 +1,20 @@
 """Kin, the oracle, masked averaging alone, and the blend of mixed and trained models."""
 
+import dataclasses
 import functools
 
 import pytest
 import torch
 from both_executors import both_executors
 from joined import Joined
+from task_data import graph_data, link_data
 from torch import Tensor
 
 from fl_lightning import Callback, Participation
 from fl_lightning.batches.base import single
 from fl_lightning.kernels.masked_averaging import masked_average
 from fl_lightning.round.context import Context
-from fl_lightning.strategies import DPSGD, FedAvg, FedOpt, FedPer, Kin, Oracle
+from fl_lightning.strategies import DPSGD, FedAvg, FedOpt, FedPer, FedSheafHN, Kin, Oracle, SheafRidge
 from fl_lightning.strategies.client_outputs import graph_embedding
 from fl_lightning.strategies.mixing import NormClipping
 
@@ -95,6 +97,47 @@ def test_kin_embeds_in_the_common_initial_frame(executor, federation, make_model
         expected = (mixing @ sent.flatten(1)).view_as(sent)
         torch.testing.assert_close(strategy.models[name], expected, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(strategy.matrices()["mixing"], mixing.to(strategy.dtype), rtol=1e-10, atol=1e-12)
+
+
+class LosesAnEmbedding(Watch):
+    """Loses what a client sends before round 0."""
+
+    def on_upload(self, trainer, stage, payload):
+        return payload.rows([c for c in payload.clients if c != 2]) if stage.name == "embed" else payload
+
+
+@pytest.mark.filterwarnings("ignore:.*its update was lost")
+def test_who_is_not_embedded_has_the_weight_of_its_examples(federation, make_model, make_trainer) -> None:
+    trainer = make_trainer(num_rounds=1, callbacks=LosesAnEmbedding())
+    trainer.fit(make_model(), federation, strategy := Kin(common_share=0.5))
+    assert strategy.signatures.known_C.tolist() == [True, True, False, True, True]
+    examples = [float(client.num_examples) for client in federation.clients]
+    assert strategy.signatures.examples_C.tolist() == examples
+
+
+class TrainsOnNothing(Callback):
+    """Leaves the second client no training examples."""
+
+    needs_data = changes_training = True
+
+    def on_clients(self, trainer, clients):
+        none_N = torch.zeros_like(clients[1].train_mask_N)
+        return (clients[0], dataclasses.replace(clients[1], train_mask_N=none_N), *clients[2:])
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [Kin(common_share=0.5), FedSheafHN(num_neighbors=1), SheafRidge(num_neighbors=1)],
+    ids=lambda strategy: type(strategy).__name__,
+)
+@pytest.mark.parametrize("kind", ["graphs", "pairs"])
+def test_who_trains_on_nothing_is_not_embedded(kind, strategy, make_trainer, tmp_path) -> None:
+    data = graph_data(cache_dir=str(tmp_path)) if kind == "graphs" else link_data(tmp_path)
+    trainer = make_trainer(num_rounds=2, callbacks=TrainsOnNothing())
+    trainer.fit(None, data, strategy)
+    assert not any(trainer.run.num_failures.values())
+    known = strategy.signatures if isinstance(strategy, Kin) else strategy.embeddings
+    assert known.known_C.tolist() == [number != 1 for number in range(len(data.clients))]
 
 
 @pytest.mark.parametrize("settings", [{"common_share": 1.0}, {"similarity_temperature": 0.0, "common_share": 0.5}])

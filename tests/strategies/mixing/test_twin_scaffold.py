@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 from both_executors import both_executors
-from quadratics import CURVATURES, MINIMA, parameters
+from quadratics import CURVATURES, MINIMA, Point, parameters
+from torch import nn
 
 from fl_lightning import Callback, ClientModule, Participation, Payload, StackedExecutor
 from fl_lightning.callbacks import CommunicationLedger
@@ -85,6 +86,24 @@ def test_a_correction_that_is_far_too_long_is_shortened_to_the_gradient(bound, e
     step = strategy.training(0).program.step
     change = step(ClientModule(), {}, {"shared.x": torch.tensor([3.0, 4.0])}, None, context)
     assert change.gradients["shared.x"].tolist() == pytest.approx(expected)
+
+
+class HalfTrained(Point):
+    """A point beside parameters that training leaves alone: a frozen one, and one that no prediction needs."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features)
+        self.frozen = nn.Parameter(torch.ones(1), requires_grad=False)
+        self.unused = nn.Parameter(torch.ones(1))
+
+
+@both_executors
+def test_parameters_without_a_gradient_need_no_correction(executor, quadratics) -> None:
+    strategy = TwinScaffold(num_epochs=2)
+    trainer = quadratics(strategy, executor(), num_rounds=3, net=HalfTrained)
+    assert not any(row["num_failures"] for row in trainer.run.history)
+    assert float(strategy.models["shared.x"]) == pytest.approx(by_hand(3, 1.0)[0], rel=1e-9)
+    assert [float(strategy.models[f"shared.{name}"]) for name in ("frozen", "unused")] == pytest.approx([1, 1])
 
 
 def test_the_choice_by_hand() -> None:
