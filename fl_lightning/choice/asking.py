@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager
 
 from fl_lightning.choice.answer import Answer
 from fl_lightning.choice.budget import Clock, Meter, Work, earlier
-from fl_lightning.choice.candidates import WrongChoice
+from fl_lightning.choice.candidates import CASE, WrongChoice
 from fl_lightning.choice.page import document
 from fl_lightning.choice.preparation import Asked, Prepared, prepare
-from fl_lightning.choice.runs import CASE, Known, Runs
+from fl_lightning.choice.runs import Known, Runs
 from fl_lightning.choice.search import Search
 from fl_lightning.run.folder import whole_file
 from fl_lightning.run.version import digest_of_sources, sources

@@ -14,6 +14,8 @@ from fl_lightning.strategies import Strategy
 from fl_lightning.study.edge import Point, label_of, points_of
 from fl_lightning.study.schema import Axis, Settings
 
+#: The one case of the study that a search is.
+CASE = "mine"
 #: What the others are measured by: training alone, and one training on all clients' data. Both are always there.
 FLOOR, CEILING = "Local", "Pooled"
 #: What everybody knows: the others are compared with it where it is among them.

@@ -9,8 +9,7 @@ from typing import Any
 
 from fl_lightning.callbacks import defaults_beside
 from fl_lightning.choice.budget import amount_of
-from fl_lightning.choice.candidates import Candidate, WrongChoice, candidates
-from fl_lightning.choice.runs import CASE
+from fl_lightning.choice.candidates import CASE, Candidate, WrongChoice, candidates
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.round.client import ClientModule
 from fl_lightning.run.description import Description

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fl_lightning.choice.candidates import WrongChoice
+from fl_lightning.choice.candidates import CASE, WrongChoice
 from fl_lightning.choice.halving import lengths
 from fl_lightning.study.definition import Study
 from fl_lightning.study.edge import Point
@@ -14,8 +14,6 @@ from fl_lightning.study.store import Record, Store
 if TYPE_CHECKING:
     from fl_lightning.choice.preparation import Prepared
 
-#: The one case of the study that a search is.
-CASE = "mine"
 #: How far the seed of the search is from the first of those that are reported.
 SEARCH_SEED = 1000
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fl_lightning.choice.budget import Meter
-from fl_lightning.choice.candidates import CEILING, COMMON, FLOOR, Candidate, WrongChoice
+from fl_lightning.choice.candidates import CASE, CEILING, COMMON, FLOOR, Candidate, WrongChoice
 from fl_lightning.choice.halving import (
     FEWEST_SEEDS,
     MOST_SEEDS,
@@ -22,7 +22,7 @@ from fl_lightning.choice.halving import (
     survivors,
 )
 from fl_lightning.choice.outcome import Dropped, Found, Memory
-from fl_lightning.choice.runs import CASE, Known, Runs, tuning_run
+from fl_lightning.choice.runs import Known, Runs, tuning_run
 from fl_lightning.report.wording import number, size
 from fl_lightning.run.curve import STILL_RISING
 from fl_lightning.study.definition import Study

@@ -11,6 +11,8 @@ from page_checks import check_page
 from planted_choice import Choose, Planted
 
 from fl_lightning.choice.candidates import WrongChoice
+from fl_lightning.run.version import own_digest
+from fl_lightning.study.store import Store
 
 pytestmark = pytest.mark.full
 LEVELS = {"Local": 0.6, "FedAvg": 0.7, "SCAFFOLD": 0.8, "Ditto": 0.65, "Pooled": 0.85}
@@ -189,6 +191,10 @@ def test_a_method_of_ones_own_is_tried_again_after_an_edit(
     planted = Planted({**LEVELS, "Edited": 0.9})
     asked = {"methods": ["FedAvg", "Edited"], "overrides": ["--strategy=edited_method.Edited"]}
     assert choose(planted, **asked)[0].method == "Edited"
+    store = Store(tmp_path / "out")
+    (own,) = {own_digest(each["version"]) for each in store.records().values() if each["method"] == "Edited"}
+    sources_of = {each["sources"] for each in store.records().values()}
+    assert store.known_sources().keys() == {own, *sources_of}
     before = len(planted.trained)
     assert choose(planted, **asked)[0].method == "Edited"
     assert len(planted.trained) == before
