@@ -23,6 +23,7 @@ The server's own file has ``policy`` (the settings of JobPolicy) and ``accelerat
 import contextlib
 import dataclasses
 import io
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -190,10 +191,18 @@ def open_server(job: Job, server_file: Path, root: Path, folder: Path) -> Server
 
 
 def memory_of(own_file: Path) -> float | None:
-    """``policy.max_memory_gib`` of a site's or a server's own file."""
-    site_settings = _own_settings(own_file, _SITE_KEYS)
-    result: float | None = site_settings.get("policy", {}).get("max_memory_gib")
-    return result if isinstance(result, int | float) and not isinstance(result, bool) else None
+    """``policy.max_memory_gib`` of a site's or a server's own file.
+
+    Raises:
+        ValueError: It is no positive number.
+    """
+    given = _own_settings(own_file, _SITE_KEYS).get("policy", {}).get("max_memory_gib")
+    if given is None:
+        return None
+    with contextlib.suppress(TypeError, ValueError):
+        if not isinstance(given, bool) and 0 < float(given) < math.inf:  # in quotes it is a number, too
+            return float(given)
+    raise ValueError(f"{own_file}: policy.max_memory_gib is {given!r}: give a number of GiB, or null")
 
 
 def make_private(folder: Path) -> None:

@@ -55,7 +55,7 @@ class JobPolicy:
                 f"policy.max_outputs must be at most {MOST_OUTPUTS}, which is as many as a message may ask for, got "
                 f"{self.max_outputs}"
             )
-        if self.max_memory_gib is not None and not self.max_memory_gib > 0:
+        if self.max_memory_gib is not None and not 0 < self.max_memory_gib < float("inf"):
             raise ValueError(f"policy.max_memory_gib must be positive, or null, got {self.max_memory_gib}")
 
     def check_strategy(self, name: str) -> None:
@@ -235,7 +235,7 @@ class SitePolicy(JobPolicy):
 
     def check_parameters(self, names: Sequence[str]) -> None:
         """Refuse parameters that may not leave."""
-        if selected := [name for name in names if matches(name, self.local)]:
+        if selected := [name for name in names if stays(name, self.local)]:
             raise Refused(f"{_listed(selected)} would leave, but policy.local keeps it here")
         if self.parameters is not None and (other := [name for name in names if not matches(name, self.parameters)]):
             raise Refused(f"{_listed(other)} would leave, but policy.parameters does not allow it")
@@ -246,7 +246,7 @@ class SitePolicy(JobPolicy):
         An output that is named after a parameter that is kept local is kept local, too.
         """
         base, _, rest = name.partition("/")
-        if matches(name, self.local) or (rest and matches(rest, self.local)):
+        if stays(name, self.local):
             raise Refused(f"{name} would leave, but policy.local keeps it here")
         if self.outputs is not None and not (
             matches(name, self.outputs)
@@ -267,6 +267,19 @@ class SitePolicy(JobPolicy):
 def matches(name: str, patterns: Sequence[str]) -> bool:
     """Whether a name matches one of the patterns."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def stays(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a name, or what follows a dot or a slash in it, matches one of the patterns.
+
+    Strategies that wrap a net put names of their own before a parameter's, and outputs that of what they are.
+
+    Example:
+        >>> stays("gradients/shared.head.bias", ["head.*"]), stays("head.bias", ["body.*"])
+        (True, False)
+    """
+    starts = [0, *(index + 1 for index, character in enumerate(name) if character in "./")]
+    return any(matches(name[start:], patterns) for start in starts)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -140,7 +140,7 @@ def summand(response: Payload, weighting: SumWeighting) -> tuple[Tensor, float]:
 def wrong_weight(total_D: Tensor, num_clients: int) -> str:
     """What is wrong with the weight of a sum, its last number, which counts the clients or their examples."""
     weight = float(total_D[-1])
-    whole = weight == round(weight) and 0 <= weight <= num_clients * MOST
+    whole = weight == round(weight) and 0 < weight <= num_clients * MOST
     return "" if whole else f"its weight is {weight:g}, which is not a number of examples"
 
 

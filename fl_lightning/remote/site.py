@@ -177,7 +177,8 @@ class Site:
             return self._failure(message, str(error)).wire
         except Exception as error:  # a client runs its user's code; the text of its errors may hold data
             _log.exception("%s failed", message.kind)
-            is_quiet = self.policy.is_quiet(summed=message.is_of_sums or bool(message.about.get("secure")))
+            is_secure = bool(message.about.get("secure")) or (self.is_started and self.member.secure)
+            is_quiet = self.policy.is_quiet(summed=message.is_of_sums or is_secure)
             return self._failure(message, failed(message.kind) if is_quiet else type(error).__name__).wire
 
     def _failure(self, message: Message, why: str) -> Message:
