@@ -116,7 +116,7 @@ def test_files_scores_and_pictures(kind, own, executor, groups, make_model, make
         np.testing.assert_allclose(saved["mixing"].sum(axis=1), 1, rtol=1e-6)
     assert [(key, step) for key, step, _ in pictures.pictures] == [("similarity", 0), ("similarity", 3)]
     assert pictures.pictures[0][2][2] == 3
-    events = EventAccumulator(str(tmp_path / "board")).Reload()
+    events = EventAccumulator(str(next(tmp_path.glob("board/*/version_0")))).Reload()
     assert [event.step for event in events.Images("similarity")] == [0, 3]
     scored = {row["round"] for row in trainer.run.history if "similarity/read-out_nmi" in row}
     assert scored == {0, 3}

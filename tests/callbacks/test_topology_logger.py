@@ -50,7 +50,7 @@ def test_pictures_files_and_loggers(executor, federation, make_model, make_train
     files = sorted(path.name for path in (trainer.run.folder / "map_norms").iterdir())
     assert files == [f"round_{index:04d}.{ending}" for index in (1, 3, 4) for ending in ("csv", "png")]
     assert pictures.pictures == [("topology", 0), ("map_norms", 1), ("map_norms", 3), ("map_norms", 4)]
-    events = EventAccumulator(str(tmp_path / "board")).Reload()
+    events = EventAccumulator(str(next(tmp_path.glob("board/*/version_0")))).Reload()
     assert [event.step for event in events.Images("topology")] == [0]
     assert [event.step for event in events.Images("map_norms")] == [1, 3, 4]
     with (trainer.run.folder / "map_norms" / "round_0004.csv").open() as file:
