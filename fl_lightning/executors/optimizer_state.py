@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
+from fl_lightning.kernels.layout import stored_as
 from fl_lightning.memory import step_on_zeros
 from fl_lightning.round.payload import Payload
 
@@ -88,4 +89,5 @@ def unpack_optimizer_state(name: str, row: int, parameter: Tensor, optimizer: Op
         slot, _, of = key.removeprefix("optimizer/").partition("/")
         if key.startswith("optimizer/") and of == name and slot != "started":
             on_host = slot == "step" and not (group.get("fused") or group.get("capturable"))
-            optimizer.state[parameter][slot] = tensor[row].clone().to("cpu" if on_host else parameter.device)
+            value = tensor[row].clone().to("cpu" if on_host else parameter.device)
+            optimizer.state[parameter][slot] = stored_as(value, parameter)  # fused kernels ignore other strides

@@ -17,7 +17,7 @@ from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam
 
 from fl_lightning.executors.optimizer_state import check_optimizer
 from fl_lightning.executors.storage import Allocate, in_memory
-from fl_lightning.kernels.layout import is_by_columns, make_like, rows_at, rows_of, stored_as
+from fl_lightning.kernels.layout import by_columns, is_by_columns, make_like, rows_at, rows_of, stored_as
 from fl_lightning.kernels.per_client import along
 from fl_lightning.optimizers import TouchedAdam, TouchedAdamW, TouchedSGD
 from fl_lightning.round.client import ClientModule, OptimizerFactory
@@ -207,8 +207,9 @@ class ClientStack:
             shape = (len(self.parameters[name]), *like.shape[1:])
             if slot in COUNTS:
                 self.slots[name][slot] = torch.zeros(shape, dtype=like.dtype)
-            else:
-                self.slots[name][slot] = make_like(self.allocate, shape, like)
+            else:  # as the parameter is: fused kernels pair numbers by their place in memory, whatever the strides
+                is_turned = is_by_columns(self.parameters[name]) and shape == tuple(self.parameters[name].shape)
+                self.slots[name][slot] = make_like(self.allocate, shape, by_columns(like) if is_turned else like)
         return self.slots[name][slot]
 
 

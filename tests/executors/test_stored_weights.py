@@ -9,9 +9,11 @@ import torch
 from torch_geometric.nn import GCN, GraphSAGE
 
 from fl_lightning import Callback, Participation, SequentialExecutor, StackedExecutor
+from fl_lightning.executors.optimizer_state import unpack_optimizer_state
 from fl_lightning.kernels.layout import is_by_columns
 from fl_lightning.optimizers import TouchedAdam
 from fl_lightning.round.client import ClientModule
+from fl_lightning.round.payload import Payload
 from fl_lightning.strategies import Ditto, FedAvg
 
 NETS = {
@@ -26,11 +28,19 @@ OPTIMIZERS = {
 }
 
 
-def trained(make_trainer: Any, data: Any, executor: Any, optimizer: str, net: str = "GCN", path: str = "") -> Any:
+def trained(
+    make_trainer: Any,
+    data: Any,
+    executor: Any,
+    optimizer: str,
+    net: str = "GCN",
+    path: str = "",
+    *,
+    num_clients: int = 3,
+) -> Any:
     """The run of rounds with three clients of five, so that those of a round are not adjacent and differ in steps."""
-    trainer = make_trainer(
-        num_rounds=4, executor=executor, participation=Participation(num_clients=3), precision="64-true"
-    )
+    participation = Participation(num_clients=num_clients)
+    trainer = make_trainer(num_rounds=4, executor=executor, participation=participation, precision="64-true")
     model = Ditto.client_class(NETS[net], OPTIMIZERS[optimizer])
     trainer.fit(model, data, Ditto(num_epochs=2), ckpt_path=path or None)
     return trainer.run
@@ -71,16 +81,32 @@ def test_the_users_module_is_not_rearranged(federation: Any, make_trainer: Any) 
     assert all(parameter.is_contiguous() for parameter in trainer.run.model.net.parameters())
 
 
-def test_it_resumes_exactly(federation: Any, make_trainer: Any, tmp_path: Path, assert_same: Any) -> None:
+@pytest.mark.parametrize("num_clients", [3, 5], ids=["some", "everybody"])
+def test_it_resumes_exactly(
+    num_clients: int, federation: Any, make_trainer: Any, tmp_path: Path, assert_same: Any
+) -> None:
     class Save(Callback):
         def on_checkpoint_point(self, trainer: Any) -> None:
             if trainer.run.round_idx == 2:
                 trainer.save_checkpoint(tmp_path / "second.ckpt")
 
     make = functools.partial(make_trainer, callbacks=[Save()])
-    whole = trained(make, federation, StackedExecutor(), "fused Adam").executor
+    whole = trained(make, federation, StackedExecutor(), "fused Adam", num_clients=num_clients).executor
+    path = str(tmp_path / "second.ckpt")
     resumed = trained(
-        make_trainer, federation, StackedExecutor(), "fused Adam", path=str(tmp_path / "second.ckpt")
+        make_trainer, federation, StackedExecutor(), "fused Adam", path=path, num_clients=num_clients
     ).executor
 
     assert_same(resumed.lasting_state().named(), whole.lasting_state().named())
+
+
+def test_slots_are_restored_as_their_parameter_is_stored() -> None:
+    parameter = torch.nn.Parameter(torch.randn(3, 5).T)
+    slots = {"exp_avg": torch.randn(1, 5, 3), "step": torch.ones(1)}
+    extras = {f"optimizer/{slot}/w": value for slot, value in slots.items()} | {"optimizer/started/w": torch.ones(1)}
+    optimizer = torch.optim.Adam([parameter])
+    unpack_optimizer_state("w", 0, parameter, optimizer, Payload(clients=(0,), extras=extras))
+
+    restored = optimizer.state[parameter]["exp_avg"]
+    assert torch.equal(restored, slots["exp_avg"][0])
+    assert restored.stride() == parameter.stride()
