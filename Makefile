@@ -25,12 +25,12 @@ quickstart: .venv/installed
 	@echo "the page of this run: $$(ls -t runs/quickstart/version_*/report.html | head -n 1)"
 
 test: lint
-	$(BIN)/pytest --numprocesses auto
+	$(BIN)/pytest --numprocesses auto --dist worksteal
 	@$(ACTIVATE)
 	@echo 'the page to read next: docs/tutorials/first-federation.md'
 
 test-full: test docs
-	$(BIN)/pytest --numprocesses auto -m 'full and not slow'
+	$(BIN)/pytest --numprocesses auto --dist worksteal -m 'full and not slow'
 	@$(ACTIVATE)
 	@echo 'the documentation: docs/_build/html/index.html'
 

@@ -19,9 +19,13 @@ FederatedTrainer(num_rounds=1, accelerator="cpu", logger=False).fit(ClientModule
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("door", ["command", "python"])
 @pytest.mark.parametrize(
-    "variables", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}]
+    ("door", "variables"),
+    [
+        ("command", {"PYTHONIOENCODING": "ascii"}),
+        ("python", {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}),
+    ],
+    ids=["command", "python"],
 )
 def test_an_ascii_terminal(tmp_path: Path, door: str, variables: dict[str, str]) -> None:
     words = ["-m", "fl_lightning.command_line", "fit", f"--config={ROOT / 'configs' / 'quickstart.yaml'}"]
