@@ -21,7 +21,9 @@ from torchmetrics.classification import MulticlassF1Score
 
 import fl_lightning
 from fl_lightning import ClientModule, Participation, SequentialExecutor, StackedExecutor, strategies
+from fl_lightning.batches import GraphCollator
 from fl_lightning.executors.failure import Failure, failure_of
+from fl_lightning.executors.trial import why_not_stacked
 from fl_lightning.round.privacy import RecordPrivacy
 from fl_lightning.run.failures import ClientFailure, TooFewUpdates
 from fl_lightning.strategies import FedAux, FedAvg, FedProto, FedSage, FedSagePlus
@@ -124,6 +126,79 @@ def test_what_vmap_takes_stays_on_the_stack(federation: Any, make_trainer: Any) 
     trainer = make_trainer(num_rounds=1, executor=StackedExecutor())
     trainer.fit(Weighted(), federation, FedAvg(num_epochs=1))
     assert isinstance(trainer.run.executor, StackedExecutor)
+
+
+class Sums(nn.Module):
+    """Of neighbors; ``of_all`` is taken over all rows, ``of_edges`` along the edges of one client."""
+
+    def __init__(self, num_features: int, num_outputs: int, of_all: Any = None, of_edges: bool = False) -> None:
+        super().__init__()
+        self.lin, self.of_all, self.of_edges = nn.Linear(num_features, num_outputs), of_all, of_edges
+        nn.init.zeros_(self.lin.bias)  # so that rows of padding are 0 at first
+
+    def forward(self, batch: Any) -> Tensor:
+        h = self.lin(batch.sum_neighbors(batch.x))
+        if self.of_edges:
+            source, target = batch.edge_index
+            h = h.index_add(0, target, h[source])
+        return h if self.of_all is None else h - self.of_all(h)
+
+
+class PenalizesAll(ClientModule):
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return super().loss(output, batch) + output.logits.square().mean()
+
+
+class ScoresAll(ClientModule):
+    def scores(self, output: Any, batch: Any) -> Any:
+        confidence = output.logits.softmax(dim=-1).amax(dim=-1)
+        return {**super().scores(output, batch), "val/sure": (confidence.sum(), batch.val_mask.sum())}
+
+
+class CountsAll(ClientModule):
+    def example_count(self, batch: Any) -> Tensor:
+        return torch.full_like(batch.key, batch.y.shape[-1])
+
+
+class ReadsEdges(ClientModule):
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        source, target = batch.edge_index
+        p = output.logits.softmax(dim=-1)
+        return super().loss(output, batch) + (p[source] - p[target]).square().mean()
+
+
+class ReadsPlain(ClientModule):
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return super().loss(output, batch) / batch.plain.x.shape[0]
+
+
+def centered(h: Tensor) -> Tensor:
+    return h.mean(dim=0, keepdim=True)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (lambda: Weighted(Sums), "^$"),
+        (lambda: ScoresAll(Sums), "^padding changes its val/sure: leave out what batch.example_mask says"),
+        (lambda: PenalizesAll(Sums), "^padding changes its losses"),
+        (lambda: CountsAll(Sums), "^padding changes its example counts"),
+        (lambda: ClientModule(functools.partial(Sums, of_all=centered)), "^padding changes its losses"),
+        (lambda: ClientModule(functools.partial(Sums, of_edges=True)), "^AttributeError: a stack .* has no edge_index"),
+        (lambda: ReadsEdges(Sums), "^AttributeError: a stack of clients has no edge_index"),
+        (lambda: ReadsPlain(Sums), "^AttributeError: 'NoneType' object has no attribute 'x'"),
+    ],
+    ids=["right", "scores", "loss", "count", "net", "edges in net", "edges in loss", "plain graph"],
+)
+def test_what_counts_padding_or_reads_one_clients_fields_does_not_run_on_a_stack(
+    model: Any, why: str, precision: Any, graphs: Any
+) -> None:
+    client = model()
+    client.build(6, 3)
+    batch = GraphCollator(graphs, device=torch.device("cpu"), dtype=torch.float32)([0])
+    fabric = lightning.Fabric(accelerator="cpu", precision=precision)
+    assert re.search(why, why_not_stacked(client, batch, fabric))
 
 
 class WholeStep(ClientModule):
