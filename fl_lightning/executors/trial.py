@@ -18,19 +18,22 @@ from fl_lightning.batches.base import Batch, Collator, single
 from fl_lightning.executors.hooks import overridden
 from fl_lightning.executors.time_limit import within
 from fl_lightning.models.batch_norm import TOO_FEW, TORCH_NORMS, BatchNorm, refuse_one, statistics_of
+from fl_lightning.models.plain import PlainNet
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 
-#: How far the results of a trial may be apart, in the scale of the largest, by their type.
-TOLERANCES = {torch.float64: 1e-9, torch.float32: 2e-4}
+#: How far the results of a trial may be apart, in the scale of the largest, by their type; and how many times as far
+#: if few examples are normalized by their variance, which may be small.
+TOLERANCES, OF_NORMS = {torch.float64: 1e-9, torch.float32: 2e-4}, 30
 #: Methods of a client that the stacked executor maps over clients.
 MAPPED = ("objective", "output", "loss", "scores", "score_table", "predictions", "ruled_output", "example_count")
 
 
 def own_code(client: ClientModule) -> list[str]:
-    """The parts of a client's code that are not the package's: overridden methods, and the class of its net."""
+    """The parts of a client's code that are the user's: overridden methods, and classes in its nets."""
     names = [name for name in overridden(client, MAPPED) if not _is_ours(_definer(client, name))]
-    nets = {type(part) for net in client.nets for part in net.modules()}
+    parts = [part for net in client.nets for part in net.modules()]
+    nets = {type(part.plain_module) if isinstance(part, PlainNet) else type(part) for part in parts}
     return [*names, *sorted(f"{kind.__name__}.forward" for kind in nets if not _is_ours(kind))]
 
 
@@ -226,6 +229,7 @@ def _unlike(alone: _Results, stacked: _Results) -> str:
             other = stacked[what][name].detach()
             other = other[: len(one)] if one.dim() and other.dim() == one.dim() else other
             far = TOLERANCES.get(one.dtype, 0.1) if one.device.type == "cpu" else 0.1
+            far *= OF_NORMS if far < 0.1 and alone.get("running statistics") else 1
             if one.shape != other.shape or not torch.allclose(
                 other.double(), one.detach().double(), rtol=0.0, atol=far * max(largest, 1e-3), equal_nan=True
             ):
@@ -238,4 +242,4 @@ def _definer(client: ClientModule, name: str) -> type:
 
 
 def _is_ours(kind: type) -> bool:
-    return kind.__module__.startswith(("fl_lightning.", "torch."))
+    return kind.__module__.startswith(("fl_lightning.", "torch.", "torch_geometric."))
