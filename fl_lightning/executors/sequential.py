@@ -317,7 +317,7 @@ class SequentialExecutor(SequentialClients):
         if evaluation.payload is not None or tuning is not None or evaluation.output is not None:
             parameters, module = detached(module), copy.copy(module)
             net = copy.deepcopy(self.client.net)  # not the client's own, whose layers may keep state
-            module._modules = {"net": net.to(self.fabric.device)}
+            module._modules = {**module._modules, "net": net.to(self.fabric.device)}
             load(module, parameters)
             load(module, {name: t[0] for name, t in self.received_parameters(evaluation.payload, [client]).items()})
             context = self._context(client, evaluation.payload)

@@ -24,6 +24,7 @@ from fl_lightning import ClientModule, Participation, SequentialExecutor, Stacke
 from fl_lightning.batches import GraphCollator
 from fl_lightning.executors.failure import Failure, failure_of
 from fl_lightning.executors.trial import why_not_stacked
+from fl_lightning.models.output import NetOutput
 from fl_lightning.round.privacy import RecordPrivacy
 from fl_lightning.run.failures import ClientFailure, TooFewUpdates
 from fl_lightning.strategies import FedAux, FedAvg, FedProto, FedSage, FedSagePlus
@@ -623,6 +624,24 @@ def test_a_client_may_have_a_frozen_net_beside_its_own() -> None:
     client = SecondNet(is_frozen=True)
     for _ in range(2):  # a second run builds its net again
         client.build(4, 3)
+
+
+@pytest.mark.parametrize("nets", [None, [fl_lightning.models.GCN] * 2], ids=["one net", "two nets"])
+def test_a_frozen_net_beside_the_clients_own_may_score(nets: Any, federation: Any, make_trainer: Any) -> None:
+    """It was gone where models were scored one after another, and with several nets."""
+
+    class Projects(ClientModule):
+        def __init__(self) -> None:
+            super().__init__(net=nets)
+            self.teacher = nn.Linear(3, 3).requires_grad_(False)
+
+        def scores(self, output: Any, batch: Any) -> Any:
+            return super().scores(NetOutput(self.teacher(output.logits), output.embedding), batch)
+
+    trainer = make_trainer(num_rounds=1, executor=SequentialExecutor())
+    strategy = strategies.Local if nets else FedAvg
+    assert 0 <= trainer.fit(Projects(), federation, strategy(num_epochs=1))["val/acc"] <= 1
+    assert not trainer.run.num_failures
 
 
 def test_a_net_that_changes_its_batch_is_refused(federation: Any, make_trainer: Any) -> None:
