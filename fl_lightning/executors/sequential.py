@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from fl_lightning.batches.base import Batch, Collator, single
 from fl_lightning.batches.poisson import PoissonBatch
 from fl_lightning.executors.base import draw_batches, spread_outputs
-from fl_lightning.executors.failure import WrongLoss, failure_of
-from fl_lightning.executors.hooks import overridden
+from fl_lightning.executors.failure import WrongLoss, check_loss, failure_of
+from fl_lightning.executors.hooks import overridden, own_loss
 from fl_lightning.executors.optimizer_state import check_optimizer
 from fl_lightning.executors.private import (
     SPENT,
@@ -348,9 +348,10 @@ def _loss_of(
     returned: Any = step(batch, batch_idx)
     more = returned if isinstance(returned, Mapping) else None
     loss = returned if more is None else more.get("loss")
-    if not isinstance(loss, Tensor):
-        raise WrongLoss(step, type(returned).__name__ + " without 'loss'" * (more is not None))
-    if loss.numel() != 1 or not loss.requires_grad:
-        of = f"a tensor of shape {tuple(loss.shape)}" if loss.numel() != 1 else "a tensor without gradient"
-        raise WrongLoss(step, of)
+    method = own_loss(step.__self__)  # type: ignore[attr-defined]
+    if more is not None and not isinstance(loss, Tensor):
+        raise WrongLoss(method, type(returned).__name__ + " without 'loss'")
+    check_loss(method, loss)
+    if not loss.requires_grad:
+        raise WrongLoss(method, "a tensor without gradient")
     return loss, more

@@ -15,6 +15,7 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from fl_lightning.batches.base import Batch, Collator, single
+from fl_lightning.executors.failure import check_loss, check_scores
 from fl_lightning.executors.hooks import overridden
 from fl_lightning.executors.time_limit import within
 from fl_lightning.models.batch_norm import TOO_FEW, TORCH_NORMS, BatchNorm, refuse_one, statistics_of
@@ -101,6 +102,34 @@ def check_buffers(client: ClientModule, collator: Collator, first: int, time_lim
             "neither checkpoints nor payloads: make it a parameter with requires_grad=False named running_mean or "
             "running_var, or use fl_lightning.models.BatchNorm"
         )
+
+
+def check_returns(client: ClientModule, collator: Collator, first: int, time_limit: float | None) -> None:
+    """Refuse a client whose own ``loss``, ``objective`` or ``scores`` returns something of another kind.
+
+    Raises:
+        WrongReturn: One of them does.
+    """
+    trains = not overridden(client, ("training_step",))
+    own = [name for name in overridden(client, ("loss", "objective")) if trains] + overridden(client, ("scores",))
+    if not (own := [name for name in own if not _is_ours(_definer(client, name))]):
+        return
+    batch = single(collator([first]))
+    twin = copy.deepcopy(client).to(collator.device)
+    parameters = twin.parameter_dict()
+    for name in own:
+        twin.train(name != "scores")
+        method, check = getattr(twin, name), check_scores if name == "scores" else check_loss
+        try:
+            with torch.random.fork_rng(), within(time_limit):
+                data = next(batch.parts() if name == "scores" else batch.draws(batch.key[None]))
+                if name == "objective":
+                    returned = method(parameters, data, Context(anchor=parameters))
+                else:
+                    returned = method(twin.output(parameters, data), data)
+        except Exception:  # it occurs once more, and is reported then
+            continue
+        check(method, returned)
 
 
 def check_batches_of_one(client: ClientModule, collator: Collator, clients: Sequence[int]) -> None:

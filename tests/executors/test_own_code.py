@@ -22,7 +22,7 @@ from torchmetrics.classification import MulticlassF1Score
 import fl_lightning
 from fl_lightning import ClientModule, Participation, SequentialExecutor, StackedExecutor, strategies
 from fl_lightning.batches import GraphCollator
-from fl_lightning.executors.failure import Failure, failure_of
+from fl_lightning.executors.failure import Failure, WrongReturn, failure_of
 from fl_lightning.executors.trial import why_not_stacked
 from fl_lightning.models.output import NetOutput
 from fl_lightning.round.privacy import RecordPrivacy
@@ -335,6 +335,54 @@ def test_a_training_step_that_returns_no_loss_is_told_what_to_return(
     message = rf"all 5 .* training_step returned {named}: return the loss, .*test_own_code.py:{line}, in training_step"
     with pytest.raises(ClientFailure, match=message):
         make_trainer().fit(Returns(), federation, FedAvg(num_epochs=1))
+
+
+@pytest.mark.filterwarnings("ignore:.*one after another")
+@pytest.mark.parametrize("executor", [SequentialExecutor, StackedExecutor])
+@pytest.mark.parametrize(
+    ("name", "returned", "told"),
+    [
+        ("loss", lambda output, batch: None, "loss returned NoneType: return the loss, a scalar tensor"),
+        ("loss", lambda output, batch: "low", "loss returned str: return the loss"),
+        (
+            "loss",
+            lambda output, batch: F.cross_entropy(output.logits, batch.y, reduction="none"),
+            r"loss returned a tensor of shape \(\d+,\): return the loss",
+        ),
+        ("objective", lambda parameters, batch, context: 3, "objective returned int: return the loss"),
+        ("scores", lambda output, batch: None, "scores returned NoneType: return a mapping from names"),
+        ("scores", lambda output, batch: {"val/acc": batch.y.sum()}, "scores returned a Tensor for 'val/acc'"),
+        (
+            "scores",
+            lambda output, batch: {"val/acc": (batch.val_mask.float(), batch.val_mask.sum())},
+            r"scores returned for 'val/acc' a numerator of shape \(\d+,\): return a mapping",
+        ),
+    ],
+    ids=["none", "text", "unreduced", "objective", "no scores", "no pair", "unreduced scores"],
+)
+def test_what_own_methods_return_is_checked_before_training(
+    name: str, returned: Any, told: str, executor: Any, federation: Any, make_trainer: Any
+) -> None:
+    """Each client failed in each round, or the net was blamed, or losses were added up without a word."""
+
+    def method(self: Any, *given: Any) -> Any:
+        return returned(*given)
+
+    method.__name__ = name
+    client = type("Returns", (ClientModule,), {name: method})()
+    with pytest.raises(WrongReturn, match=f"^{told}"):
+        make_trainer(executor=executor()).fit(client, federation, FedAvg(num_epochs=1))
+
+
+def test_a_loss_that_is_not_reduced_in_a_later_step_fails_on_the_stack_too(federation: Any, make_trainer: Any) -> None:
+    class Later(Weighted):
+        def loss(self, output: Any, batch: Any) -> Tensor:
+            loss = super().loss(output, batch)
+            return loss if self.round_idx == 0 else loss.expand(2)
+
+    trainer = make_trainer(num_rounds=2, participation=Participation(on_failure="stop"))
+    with pytest.raises(ClientFailure, match=r"WrongLoss: loss returned a tensor of shape \(2,\): return the loss"):
+        trainer.fit(Later(), federation, FedAvg(num_epochs=1))
 
 
 @pytest.mark.filterwarnings("ignore:.* overrides ")
