@@ -34,7 +34,7 @@ class Failure(str):
         return Failure, (why, self.location)
 
 
-class WrongReturn(TypeError):
+class WrongReturn(ValueError):
     """A method of a user's client returned what it must not.
 
     Args:

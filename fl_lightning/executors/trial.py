@@ -64,9 +64,13 @@ def why_not_stacked(client: ClientModule, batch: Batch, fabric: Fabric, time_lim
             with torch.autocast(batch.key.device.type, enabled=False):
                 failure, stacked = run(whole.padded(), mapped=True)
                 why, alone = run(whole, mapped=False)
+                unlike = "" if failure or why else _unlike(alone, stacked)
+                changes = bool(unlike) and bool(_unlike(alone, run(whole, mapped=False)[1]))
             if failure:
                 return "" if why == failure else failure  # if both fail, the error without vmap is the user's own
-            if not why and (unlike := _unlike(alone, stacked)):
+            if changes:
+                return f"its {unlike} change from call to call"
+            if unlike:
                 return f"padding changes its {unlike}: leave out what batch.example_mask says is padding"
     return ""
 

@@ -6,12 +6,14 @@ import functools
 import gc
 import inspect
 import pickle
+import random
 import re
 import warnings
 from pathlib import Path
 from typing import Any, ClassVar
 
 import lightning
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -229,6 +231,55 @@ def test_a_training_step_has_inputs_edges_and_its_own_logits(
     assert torch.equal(seen["edge_index"], last.edge_index_2E)
     assert seen["logits"].shape == (last.num_nodes, 3)
     assert (trainer.run.executor._batch(0).sparse_x is not None) == sparse
+
+
+class Draws(ClientModule):
+    """Own code that draws by every generator, in training and in evaluation."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) * (1 + torch.rand(()) + np.random.rand() + random.random())
+
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        logits = F.dropout(output.logits, 0.5, self.training)
+        return F.cross_entropy(logits[batch.train_mask], batch.y[batch.train_mask])
+
+    def scores(self, output: Any, batch: Any) -> Any:
+        drawn = {f"{split}/drawn": (torch.rand(()), torch.ones(())) for split in ("train", "val", "test")}
+        return {**super().scores(output, batch), **drawn}
+
+
+@pytest.mark.filterwarnings("ignore:Draws overrides training_step")
+def test_draws_of_own_code_are_repeated_and_resumed_exactly(
+    federation: Any, make_trainer: Any, assert_same: Any, tmp_path: Path
+) -> None:
+    """They came from generators that nothing seeds."""
+
+    def fit(num_rounds: int, path: Path | None = None) -> Any:
+        trainer = make_trainer(num_rounds=num_rounds)
+        trainer.fit(Draws(), federation, FedAvg(num_epochs=2), None if path is None else str(path))
+        return trainer
+
+    fit(1).save_checkpoint(tmp_path / "one.ckpt")
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    whole, again, resumed = fit(2), fit(2), fit(2, tmp_path / "one.ckpt")
+    for other in (again, resumed):
+        assert_same(other.run.executor.state().parameters, whole.run.executor.state().parameters)
+        assert other.run.history[-1]["val/drawn"] == whole.run.history[-1]["val/drawn"]
+    assert len({row["val/drawn"] for row in whole.run.history}) == len(whole.run.history)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (np.random.get_state()[1].tolist(), random.getstate()) == before[1:]
+
+
+def test_draws_of_numpy_do_not_run_on_a_stack(graphs: Any) -> None:
+    class Perturbs(ClientModule):
+        def loss(self, output: Any, batch: Any) -> Tensor:
+            return super().loss(output, batch) * (1 + np.random.rand())
+
+    client = Perturbs(Sums)
+    client.build(6, 3)
+    batch = GraphCollator(graphs, device=torch.device("cpu"), dtype=torch.float32)([0])
+    why = why_not_stacked(client, batch, lightning.Fabric(accelerator="cpu"))
+    assert why == "its losses change from call to call"
 
 
 # ---------------------------------------------------------------- errors
