@@ -61,8 +61,8 @@ class WrongLoss(WrongReturn):
         super().__init__(method, what, f"the loss, a scalar tensor that depends on the parameters{more}")
 
 
-def check_loss(method: Any, returned: Any) -> None:
-    """Check that a method returned a loss.
+def check_loss(method: Any, returned: Any) -> Tensor:
+    """Check that a method returned a loss, and return it.
 
     Raises:
         WrongLoss: It did not.
@@ -71,6 +71,7 @@ def check_loss(method: Any, returned: Any) -> None:
         raise WrongLoss(method, type(returned).__name__)
     if returned.numel() != 1:
         raise WrongLoss(method, f"a tensor of shape {tuple(returned.shape)}")
+    return returned
 
 
 def check_scores(method: Any, returned: Any) -> None:

@@ -359,11 +359,11 @@ def _loss_of(
     """
     returned: Any = step(batch, batch_idx)
     more = returned if isinstance(returned, Mapping) else None
-    loss = returned if more is None else more.get("loss")
+    given = returned if more is None else more.get("loss")
     method = own_loss(step.__self__)  # type: ignore[attr-defined]
-    if more is not None and not isinstance(loss, Tensor):
+    if more is not None and not isinstance(given, Tensor):
         raise WrongLoss(method, type(returned).__name__ + " without 'loss'")
-    check_loss(method, loss)
+    loss = check_loss(method, given)
     if not loss.requires_grad:
         raise WrongLoss(method, "a tensor without gradient")
     return loss, more

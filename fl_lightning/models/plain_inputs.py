@@ -182,7 +182,7 @@ def required_of(function: Callable[..., Any]) -> list[str]:
 
 def _signature(function: Callable[..., Any]) -> list[Parameter]:
     """The parameters of a function; those that a ``Sequential`` of PyG was given, whose ``forward`` takes any."""
-    owner = getattr(function, "__self__", None)
+    owner: Any = getattr(function, "__self__", None)
     if type(owner).__module__ == "torch_geometric.nn.sequential":
         return [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in owner.signature.param_dict]
     try:
