@@ -36,7 +36,16 @@ TEMPORARY = Path(tempfile.mkdtemp(prefix="fl-tests-", dir=os.environ["PYTEST_DEB
 os.environ["TMPDIR"], tempfile.tempdir = str(TEMPORARY), None
 
 #: What libraries leave there: modules that PyG generates, torchrun's logs, the compiler's cache, W&B's media, MPI's.
-LEFT_BY_LIBRARIES = ("_propagate_", "_edge_updater_", "torchelastic_", "torchinductor_", "pymp-", "wandb", "ompi.")
+LEFT_BY_LIBRARIES = (
+    "_propagate_",
+    "_edge_updater_",
+    "_Sequential_",
+    "torchelastic_",
+    "torchinductor_",
+    "pymp-",
+    "wandb",
+    "ompi.",
+)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -91,6 +92,22 @@ class Batch:
                     value = value.narrow(dim, 0, lengths[axis])
                 chosen[each.name] = value.index_select(0, rows)
         return dataclasses.replace(self, **chosen)
+
+    def padded(self: AnyBatch) -> AnyBatch:
+        """A stack of one client with padding on all ragged axes, as if it were beside a larger client."""
+        more = {axis: mask.shape[1] // 2 + 1 for axis, mask in self.masks().items()}
+        changed: dict[str, Any] = {}
+        for each in dataclasses.fields(self):
+            value, axes = getattr(self, each.name), each.metadata.get("axes", ())
+            if axes is None:
+                changed[each.name] = None
+            elif isinstance(value, BlockSparse):
+                rows, columns = (*(more[axis] for axis in axes), 0)[:2]
+                changed[each.name] = value.padded(rows, columns)
+            elif isinstance(value, Tensor) and axes:
+                after = [width for axis in reversed(axes) for width in (0, more[axis])]
+                changed[each.name] = F.pad(value, [0, 0] * (value.dim() - 1 - len(axes)) + after)
+        return dataclasses.replace(self, **changed)
 
     def slice(self: AnyBatch, start: int, length: int) -> AnyBatch:
         """Some consecutive examples of every client, if these are independent."""

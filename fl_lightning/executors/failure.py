@@ -3,8 +3,11 @@
 import inspect
 import sysconfig
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 #: Folders of code that is not the user's.
 _INSTALLED = tuple(Path(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -31,24 +34,66 @@ class Failure(str):
         return Failure, (why, self.location)
 
 
-class WrongLoss(TypeError):
-    """What a user's ``training_step`` returned is no loss.
+class WrongReturn(ValueError):
+    """A method of a user's client returned what it must not.
 
     Args:
-        step: The method.
+        method: The method.
         what: What it returned, in words.
+        instead: What it must return.
     """
 
-    def __init__(self, step: Any, what: str) -> None:
-        super().__init__(
-            f"training_step returned {what}: return the loss, a scalar tensor that depends on the parameters, or a "
-            "mapping with it under 'loss'"
-        )
-        step = inspect.unwrap(step)
-        code = getattr(step, "__code__", None)
+    def __init__(self, method: Any, what: str, instead: str) -> None:
+        super().__init__(f"{getattr(method, '__name__', method)} returned {what}: return {instead}")
+        method = inspect.unwrap(method)
+        code = getattr(method, "__code__", None)
         self.location = ""
-        if code is not None and _is_users(code.co_filename, str(step.__module__)):
+        if code is not None and _is_users(code.co_filename, str(method.__module__)):
             self.location = f"{code.co_filename}:{code.co_firstlineno}, in {code.co_name}"
+
+
+class WrongLoss(WrongReturn):
+    """What a user's ``training_step``, ``objective`` or ``loss`` returned is no loss; the arguments are the same."""
+
+    def __init__(self, method: Any, what: str) -> None:
+        is_step = getattr(method, "__name__", "") == "training_step"
+        more = ", or a mapping with it under 'loss'" if is_step else ", such as the mean over the training examples"
+        super().__init__(method, what, f"the loss, a scalar tensor that depends on the parameters{more}")
+
+
+def check_loss(method: Any, returned: Any) -> Tensor:
+    """Check that a method returned a loss, and return it.
+
+    Raises:
+        WrongLoss: It did not.
+    """
+    if not isinstance(returned, Tensor):
+        raise WrongLoss(method, type(returned).__name__)
+    if returned.numel() != 1:
+        raise WrongLoss(method, f"a tensor of shape {tuple(returned.shape)}")
+    return returned
+
+
+def check_scores(method: Any, returned: Any) -> None:
+    """Check that a method returned scores.
+
+    Raises:
+        WrongReturn: It did not.
+    """
+    instead = "a mapping from names, such as val/acc, to pairs of scalar tensors, numerator and denominator"
+    if not isinstance(returned, Mapping):
+        raise WrongReturn(method, type(returned).__name__, instead)
+    for name, pair in returned.items():
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise WrongReturn(method, f"a {type(pair).__name__} for {name!r}", instead)
+        for part, value in zip(("numerator", "denominator"), pair, strict=True):
+            if not isinstance(value, Tensor) or value.dim():
+                of = (
+                    f"of shape {tuple(value.shape)}"
+                    if isinstance(value, Tensor)
+                    else f"that is a {type(value).__name__}"
+                )
+                raise WrongReturn(method, f"for {name!r} a {part} {of}", instead)
 
 
 def failure_of(error: BaseException) -> Failure:

@@ -14,6 +14,8 @@ from torch import Tensor
 from fl_lightning.batches.base import Batch
 from fl_lightning.batches.poisson import PoissonBatch
 from fl_lightning.executors.base import draw_batches, spread_outputs
+from fl_lightning.executors.failure import check_loss
+from fl_lightning.executors.hooks import own_loss
 from fl_lightning.executors.in_process import without_padding
 from fl_lightning.executors.private import gradient_of_client, noise_of_step, private_draws
 from fl_lightning.executors.stack import StackSlice, where_clients
@@ -133,6 +135,7 @@ class GroupTraining:
         def one(parameters: dict[str, Tensor], tensors: dict[str, Tensor], knowledge: Knowledge) -> Tensor:
             context = context_of(knowledge, step)
             loss = values(parameters, batch.replace(tensors), context)
+            check_loss(own_loss(client), loss)
             return loss if penalty is None else loss + penalty(parameters, context)
 
         if not (self.takes_stacks and (objective is None or takes_stacks(objective))):

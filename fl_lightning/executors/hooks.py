@@ -16,6 +16,7 @@ The stacked executor, which steps all clients as one, hands a client with hooks 
 """
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 from lightning.pytorch import LightningModule
@@ -57,6 +58,13 @@ INSTEAD = {
 def overridden(client: ClientModule, names: tuple[str, ...]) -> list[str]:
     """Which of the methods the client's class overrides."""
     return [name for name in names if getattr(type(client), name) is not getattr(ClientModule, name)]
+
+
+def own_loss(client: ClientModule) -> Callable[..., Any]:
+    """The method of a client that says what its loss is: the outermost one that its class overrides."""
+    names = overridden(client, ("training_step", "objective", "loss"))
+    method: Callable[..., Any] = getattr(client, names[0] if names else "training_step")
+    return method
 
 
 def check_hooks(client: ClientModule) -> None:

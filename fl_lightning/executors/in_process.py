@@ -18,7 +18,7 @@ from fl_lightning.executors.private import SPENT, check_client, check_examples, 
 from fl_lightning.executors.stage_request import StageRequest
 from fl_lightning.executors.store import ClientStore
 from fl_lightning.executors.time_limit import check_time_limit
-from fl_lightning.executors.trial import check_batches_of_one, check_buffers
+from fl_lightning.executors.trial import check_batches_of_one, check_buffers, check_returns
 from fl_lightning.memory import require, state_copies
 from fl_lightning.models.plain import parameters_as_stored
 from fl_lightning.round.client import ClientModule
@@ -90,6 +90,7 @@ class InProcessExecutor(Executor):
         self._scored_batches: dict[tuple[int, ...], Batch] = {}
         if clients:
             check_buffers(client, collator, clients[0], time_limit)
+            check_returns(client, collator, clients[0], time_limit)
         self.client.to(fabric.device)
         self.initial = parameters_as_stored(client.net)
         self.store = ClientStore(

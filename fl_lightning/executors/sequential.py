@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -13,9 +14,10 @@ from torch.optim import Optimizer
 from fl_lightning.batches.base import Batch, Collator, single
 from fl_lightning.batches.poisson import PoissonBatch
 from fl_lightning.executors.base import draw_batches, spread_outputs
-from fl_lightning.executors.failure import WrongLoss, failure_of
-from fl_lightning.executors.hooks import overridden
+from fl_lightning.executors.failure import WrongLoss, check_loss, failure_of
+from fl_lightning.executors.hooks import SEQUENTIAL, overridden, own_loss
 from fl_lightning.executors.optimizer_state import check_optimizer
+from fl_lightning.executors.own_draws import begin_at, drawn_from
 from fl_lightning.executors.private import (
     SPENT,
     check_private_stage,
@@ -26,6 +28,7 @@ from fl_lightning.executors.private import (
 from fl_lightning.executors.sequential_clients import SequentialClients, detached, load
 from fl_lightning.executors.stage_request import StageRequest, StageResult, misfits
 from fl_lightning.executors.time_limit import within
+from fl_lightning.executors.trial import own_code
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context
 from fl_lightning.round.lr_schedule import set_groups
@@ -45,6 +48,11 @@ class SequentialExecutor(SequentialClients):
     def _arrange(self) -> None:
         self._batches: dict[int, Batch] = {}
         self._new_data: dict[int, Any] = {}
+        self.may_draw = bool(own_code(self.client) or overridden(self.client, SEQUENTIAL))
+
+    def _own_draws(self, client: int, round_idx: int, what: str) -> AbstractContextManager[None]:
+        """A context in which draws of the user's own code follow from the client, the round and what it does."""
+        return drawn_from(self.keys(round_idx, what, [client], 1)[0, 0]) if self.may_draw else nullcontext()
 
     def run(self, request: StageRequest, report: Callable[[int], None] | None = None) -> StageResult:
         """Run the stage for each client in turn."""
@@ -64,7 +72,8 @@ class SequentialExecutor(SequentialClients):
                 )
                 start = module.context = self._context(client, request.payload)
                 try:
-                    with within(self.time_limit):
+                    draws = self._own_draws(client, request.address.round_idx, request.stage.name)
+                    with within(self.time_limit), draws:
                         uploads[client] = self._run_client(client, request)
                 except Exception as error:  # a client runs the user's code: whatever it raises is its own failure
                     failures[client] = failure_of(error)
@@ -186,6 +195,8 @@ class SequentialExecutor(SequentialClients):
         )
         for step, drawn in enumerate(batches):
             batch_idx = step % steps_per_epoch
+            if self.may_draw:
+                begin_at(keys[step])
             if batch_idx == 0:
                 module.on_train_epoch_start()
             module.context = dataclasses.replace(module.context, step=step)
@@ -280,7 +291,7 @@ class SequentialExecutor(SequentialClients):
         failures: dict[int, str] = {}
         for client in sorted(self.members.intersection(clients)):
             try:
-                with within(self.time_limit):
+                with within(self.time_limit), self._own_draws(client, round_idx, "scores"):
                     module = self.evaluated(evaluation, client, round_idx)
                     batch = self._batch(client) if collator is None else single(self._scored_batch([client], collator))
                     examples = self._examples_of(evaluation, batch)
@@ -300,7 +311,8 @@ class SequentialExecutor(SequentialClients):
         for client in sorted(self.members.intersection(clients)):
             batch = self._batch(client) if collator is None else single(self._scored_batch([client], collator))
             batch, [size] = self._predicted_of(evaluation, [client], batch)
-            with torch.no_grad(), self.fabric.autocast():
+            draws = self._own_draws(client, round_idx, "predictions")
+            with torch.no_grad(), self.fabric.autocast(), draws:
                 module = self.evaluated(evaluation, client, round_idx)
                 module.output_rule = evaluation.output
                 parts = [module.predict_step(part, 0).float() for part in batch.parts()]
@@ -317,7 +329,7 @@ class SequentialExecutor(SequentialClients):
         if evaluation.payload is not None or tuning is not None or evaluation.output is not None:
             parameters, module = detached(module), copy.copy(module)
             net = copy.deepcopy(self.client.net)  # not the client's own, whose layers may keep state
-            module._modules = {"net": net.to(self.fabric.device)}
+            module._modules = {**module._modules, "net": net.to(self.fabric.device)}
             load(module, parameters)
             load(module, {name: t[0] for name, t in self.received_parameters(evaluation.payload, [client]).items()})
             context = self._context(client, evaluation.payload)
@@ -347,10 +359,11 @@ def _loss_of(
     """
     returned: Any = step(batch, batch_idx)
     more = returned if isinstance(returned, Mapping) else None
-    loss = returned if more is None else more.get("loss")
-    if not isinstance(loss, Tensor):
-        raise WrongLoss(step, type(returned).__name__ + " without 'loss'" * (more is not None))
-    if loss.numel() != 1 or not loss.requires_grad:
-        of = f"a tensor of shape {tuple(loss.shape)}" if loss.numel() != 1 else "a tensor without gradient"
-        raise WrongLoss(step, of)
+    given = returned if more is None else more.get("loss")
+    method = own_loss(step.__self__)  # type: ignore[attr-defined]
+    if more is not None and not isinstance(given, Tensor):
+        raise WrongLoss(method, type(returned).__name__ + " without 'loss'")
+    loss = check_loss(method, given)
+    if not loss.requires_grad:
+        raise WrongLoss(method, "a tensor without gradient")
     return loss, more

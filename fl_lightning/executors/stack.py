@@ -30,7 +30,8 @@ ELEMENTWISE = (
     *(TouchedAdam, TouchedAdamW, TouchedSGD),
 )
 
-#: Slots with one number for a whole parameter; equal for all clients that have taken the same number of steps.
+#: Slots with one number for a whole parameter, equal for all clients that have taken the same number of steps, unless
+#: an optimizer of the user's keeps something larger under such a name.
 COUNTS = frozenset({"step", "mu_product", "eta", "mu"})
 
 #: With more runs of equal step counts than this, clients are sorted by them before they step.
@@ -147,7 +148,7 @@ class ClientStack:
     def step_counts(self, positions: Sequence[int], num_steps: Sequence[int]) -> Tensor:
         """What must be equal for clients to step as one: step counts and the like, and the number of further steps."""
         columns = list(self.started.values())
-        columns += [slot for slots in self.slots.values() for name, slot in slots.items() if name in COUNTS]
+        columns += [slot for slots in self.slots.values() for name, slot in slots.items() if _counts(name, slot)]
         rows = rows_of(positions, torch.device("cpu"))
         return torch.stack([torch.tensor(num_steps).double(), *(column[rows].double() for column in columns)], dim=1)
 
@@ -205,7 +206,7 @@ class ClientStack:
         """Storage of a slot, created when it is first needed; ``like`` has some clients' rows of it."""
         if slot not in self.slots[name]:
             shape = (len(self.parameters[name]), *like.shape[1:])
-            if slot in COUNTS:
+            if _counts(slot, like):
                 self.slots[name][slot] = torch.zeros(shape, dtype=like.dtype)
             else:  # as the parameter is: fused kernels pair numbers by their place in memory, whatever the strides
                 is_turned = is_by_columns(self.parameters[name]) and shape == tuple(self.parameters[name].shape)
@@ -295,7 +296,7 @@ class StackSlice:
                 on_device = group.get("fused") or group.get("capturable")
                 optimizer.state[member] = state = {}
                 for slot, storage in stack.slots[name].items():
-                    if slot in COUNTS:
+                    if _counts(slot, storage):
                         scalar = storage[self.positions[block.start]].clone()
                         state[slot] = scalar.to(member.device) if on_device else scalar
                     else:
@@ -353,7 +354,7 @@ class StackSlice:
                 if state:
                     stack.started[name][index] = True
                 for slot, value in state.items():
-                    if slot in COUNTS:
+                    if _counts(slot, value[None]):
                         stack.slot(name, slot, value[None])[index] = value.cpu()
                         continue
                     turned = self._turn(name, value) if self.together else value[None]
@@ -371,6 +372,11 @@ class StackSlice:
 def where_clients(active_C: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
     """The new values of the active clients and the old ones of the others, (clients, ...); None if all are active."""
     return new if active_C is None else torch.where(along(active_C, new), new, old)
+
+
+def _counts(slot: str, rows: Tensor) -> bool:
+    """Whether the rows of a slot, one for each client, are counts."""
+    return slot in COUNTS and rows.dim() == 1
 
 
 def _runs(rows: Tensor) -> list[slice]:

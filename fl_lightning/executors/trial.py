@@ -2,50 +2,76 @@
 
 A client may override ``loss``, ``objective``, ``scores`` and the like, and a net may be written outside this package.
 ``torch.vmap`` supports neither boolean masks as indices, ``logits[mask]``, nor ``.item()``, nor a Python branch on a
-tensor, nor PyTorch's random numbers.
+tensor, nor PyTorch's random numbers. What it supports may still count padding: ``output.logits.mean()`` does.
 """
 
 import contextlib
 import copy
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
 from fl_lightning.batches.base import Batch, Collator, single
+from fl_lightning.executors.failure import check_loss, check_scores
 from fl_lightning.executors.hooks import overridden
 from fl_lightning.executors.time_limit import within
-from fl_lightning.models.batch_norm import TOO_FEW, TORCH_NORMS, BatchNorm, refuse_one
+from fl_lightning.models.batch_norm import TOO_FEW, TORCH_NORMS, BatchNorm, refuse_one, statistics_of
+from fl_lightning.models.plain import PlainNet
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 
+#: How far the results of a trial may be apart, in the scale of the largest, by their type; and how many times as far
+#: if few examples are normalized by their variance, which may be small.
+TOLERANCES, OF_NORMS = {torch.float64: 1e-9, torch.float32: 2e-4}, 30
 #: Methods of a client that the stacked executor maps over clients.
 MAPPED = ("objective", "output", "loss", "scores", "score_table", "predictions", "ruled_output", "example_count")
 
 
 def own_code(client: ClientModule) -> list[str]:
-    """The parts of a client's code that are not the package's: overridden methods, and the class of its net."""
+    """The parts of a client's code that are the user's: overridden methods, and classes in its nets."""
     names = [name for name in overridden(client, MAPPED) if not _is_ours(_definer(client, name))]
-    nets = {type(part) for net in client.nets for part in net.modules()}
+    parts = [part for net in client.nets for part in net.modules()]
+    nets = {type(part.plain_module) if isinstance(part, PlainNet) else type(part) for part in parts}
     return [*names, *sorted(f"{kind.__name__}.forward" for kind in nets if not _is_ours(kind))]
 
 
 def why_not_stacked(client: ClientModule, batch: Batch, fabric: Fabric, time_limit: float | None = None) -> str:
     """Why a client's own code cannot be mapped over clients; empty if it can, or fails for one client in the same way.
 
+    It is mapped over a stack of one client with padding, and must compute what it computes on the client's own data.
+
     Args:
-        client: The built client; a copy of it computes.
+        client: The built client; copies of it compute.
         batch: A batch of one client, with the client dimension.
         fabric: The Fabric, for its precision.
         time_limit: Seconds after which a trial counts as failed; None for no bound.
     """
-    client = copy.deepcopy(client).to(batch.key.device)
-    for training, compute in ((True, _loss), (False, _table), (False, _predictions)):
-        client.train(training)
-        if failure := _failure(client, compute, batch, fabric, time_limit, mapped=True):
-            alone = _failure(client, compute, batch, fabric, time_limit, mapped=False)
-            return "" if alone == failure else failure  # if both fail, the error without vmap is the user's own
+    twins = {mapped: copy.deepcopy(client).to(batch.key.device) for mapped in (True, False)}  # each with its own state
+    drawn, part = next(batch.draws(batch.key[None])), next(batch.parts())
+    own_scores = overridden(client, ("scores", "score_table"))
+    trials = [(_trained, drawn), (_table if own_scores else _outputs, part), (_predictions, part), (_count, batch)]
+    with fabric.autocast():
+        is_mixed = torch.is_autocast_enabled(batch.key.device.type)
+        for compute, whole in trials:
+            for twin in twins.values():
+                twin.train(compute is _trained)
+            run = functools.partial(_run, twins, compute, time_limit=time_limit)
+            if is_mixed and (failure := run(whole.padded(), mapped=True)[0]):
+                return "" if run(whole, mapped=False)[0] == failure else failure
+            with torch.autocast(batch.key.device.type, enabled=False):
+                failure, stacked = run(whole.padded(), mapped=True)
+                why, alone = run(whole, mapped=False)
+                unlike = "" if failure or why else _unlike(alone, stacked)
+                changes = bool(unlike) and bool(_unlike(alone, run(whole, mapped=False)[1]))
+            if failure:
+                return "" if why == failure else failure  # if both fail, the error without vmap is the user's own
+            if changes:
+                return f"its {unlike} change from call to call"
+            if unlike:
+                return f"padding changes its {unlike}: leave out what batch.example_mask says is padding"
     return ""
 
 
@@ -80,6 +106,34 @@ def check_buffers(client: ClientModule, collator: Collator, first: int, time_lim
             "neither checkpoints nor payloads: make it a parameter with requires_grad=False named running_mean or "
             "running_var, or use fl_lightning.models.BatchNorm"
         )
+
+
+def check_returns(client: ClientModule, collator: Collator, first: int, time_limit: float | None) -> None:
+    """Refuse a client whose own ``loss``, ``objective`` or ``scores`` returns something of another kind.
+
+    Raises:
+        WrongReturn: One of them does.
+    """
+    trains = not overridden(client, ("training_step",))
+    own = [name for name in overridden(client, ("loss", "objective")) if trains] + overridden(client, ("scores",))
+    if not (own := [name for name in own if not _is_ours(_definer(client, name))]):
+        return
+    batch = single(collator([first]))
+    twin = copy.deepcopy(client).to(collator.device)
+    parameters = twin.parameter_dict()
+    for name in own:
+        twin.train(name != "scores")
+        method, check = getattr(twin, name), check_scores if name == "scores" else check_loss
+        try:
+            with torch.random.fork_rng(), within(time_limit):
+                data = next(batch.parts() if name == "scores" else batch.draws(batch.key[None]))
+                if name == "objective":
+                    returned = method(parameters, data, Context(anchor=parameters))
+                else:
+                    returned = method(twin.output(parameters, data), data)
+        except Exception:  # it occurs once more, and is reported then
+            continue
+        check(method, returned)
 
 
 def check_batches_of_one(client: ClientModule, collator: Collator, clients: Sequence[int]) -> None:
@@ -130,44 +184,89 @@ def equal(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one.isnan(), other.isnan()) and torch.equal(one.nan_to_num(), other.to(one.device).nan_to_num())
 
 
-def _loss(client: ClientModule, parameters: Parameters, batch: Batch) -> Tensor:
-    return client.objective(parameters, batch, Context(anchor=parameters))
+#: Results of a trial, those that are compared in the scale of the largest of them under one name.
+_Results = dict[str, dict[str, Tensor]]
 
 
-def _table(client: ClientModule, parameters: Parameters, batch: Batch) -> dict[str, Tensor]:
-    return client.score_table(parameters, batch, Context(anchor=parameters))
+def _trained(client: ClientModule, parameters: Parameters, batch: Batch) -> _Results:
+    running = statistics_of(client.net)
+    moved = {name: parameters[name].clone() for name in running}  # changed by the forward pass
+    loss = client.objective({**parameters, **moved}, batch, Context(anchor=parameters))
+    return {"losses": {"": loss}, "running statistics": moved}
 
 
-def _predictions(client: ClientModule, parameters: Parameters, batch: Batch) -> Tensor:
-    return client.predictions(client.output(parameters, batch))
+def _table(client: ClientModule, parameters: Parameters, batch: Batch) -> _Results:
+    table = client.score_table(parameters, batch, Context(anchor=parameters))
+    return {name: {"": value} for name, value in table.items()}
 
 
-def _failure(
-    client: ClientModule,
-    compute: Callable[[ClientModule, Parameters, Batch], Tensor | dict[str, Tensor]],
+def _outputs(client: ClientModule, parameters: Parameters, batch: Batch) -> _Results:
+    _table(client, parameters, batch)  # which must run; ranks among outputs that are all but equal may differ
+    return {}
+
+
+def _predictions(client: ClientModule, parameters: Parameters, batch: Batch) -> _Results:
+    return {"predictions": {"": client.predictions(client.output(parameters, batch))}}
+
+
+def _count(client: ClientModule, parameters: Parameters, batch: Batch) -> _Results:
+    return {"example counts": {"": client.example_count(batch)}}
+
+
+def _run(
+    twins: Mapping[bool, ClientModule],
+    compute: Callable[[ClientModule, Parameters, Batch], _Results],
     batch: Batch,
-    fabric: Fabric,
-    time_limit: float | None,
     *,
     mapped: bool,
-) -> str:
-    """The first line of the error that occurs; empty if none does."""
-    leaves = {
-        name: (parameter.detach()[None] if mapped else parameter.detach().clone()).requires_grad_(
-            parameter.requires_grad
-        )
-        for name, parameter in client.net.named_parameters()
-    }
+    time_limit: float | None,
+) -> tuple[str, _Results]:
+    """The first line of the error that occurs, empty if none does, and the results, with gradients of a loss."""
+    client, generator = twins[mapped], torch.Generator().manual_seed(1)
+    leaves = {}
+    for name, parameter in client.net.named_parameters():
+        value = parameter.detach().clone()
+        if parameter.requires_grad and not value.any():  # what begins at zero is to be seen
+            value += 0.1 * torch.randn(value.shape, generator=generator).to(value)
+        leaves[name] = (value[None] if mapped else value).requires_grad_(parameter.requires_grad)
+    trained = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
     try:
-        with within(time_limit), torch.random.fork_rng(), torch.set_grad_enabled(compute is _loss), fabric.autocast():
-            if mapped:
-                result = torch.vmap(lambda p, t: compute(client, p, batch.replace(t)))(leaves, batch.tensors())
+        with within(time_limit), torch.random.fork_rng(), torch.set_grad_enabled(compute is _trained):
+            if compute is _count:  # a stack is counted as it is
+                results = compute(client, leaves, batch if mapped else single(batch))
+            elif mapped:
+                results = torch.vmap(lambda p, t: compute(client, p, batch.replace(t)))(leaves, batch.tensors())
             else:
-                result = compute(client, leaves, single(batch))
-            if compute is _loss and isinstance(result, Tensor) and result.requires_grad:
-                torch.autograd.grad(result.sum(), [p for p in leaves.values() if p.requires_grad], allow_unused=True)
+                results = compute(client, leaves, single(batch))
+            if compute is _trained and results["losses"][""].requires_grad:
+                total = results["losses"][""].sum()
+                gradients = torch.autograd.grad(total, list(trained.values()), allow_unused=True)
+                results["gradients"] = {
+                    name: torch.zeros_like(leaf) if gradient is None else gradient
+                    for (name, leaf), gradient in zip(trained.items(), gradients, strict=True)
+                }
     except Exception as error:  # it is the user's code
-        return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}", {}
+    if mapped:
+        results = {what: {n: t[0] if t.dim() else t[None] for n, t in each.items()} for what, each in results.items()}
+    return "", results
+
+
+def _unlike(alone: _Results, stacked: _Results) -> str:
+    """What differs between a client's results and those with padding, which may have more rows; empty for nothing."""
+    if alone.keys() != stacked.keys():
+        return "scores"
+    for what, expected in alone.items():
+        largest = max((float(t.detach().abs().nan_to_num().max()) for t in expected.values() if t.numel()), default=0.0)
+        for name, one in expected.items():
+            other = stacked[what][name].detach()
+            other = other[: len(one)] if one.dim() and other.dim() == one.dim() else other
+            far = TOLERANCES.get(one.dtype, 0.1) if one.device.type == "cpu" else 0.1
+            far *= OF_NORMS if far < 0.1 and alone.get("running statistics") else 1
+            if one.shape != other.shape or not torch.allclose(
+                other.double(), one.detach().double(), rtol=0.0, atol=far * max(largest, 1e-3), equal_nan=True
+            ):
+                return what
     return ""
 
 
@@ -176,4 +275,4 @@ def _definer(client: ClientModule, name: str) -> type:
 
 
 def _is_ours(kind: type) -> bool:
-    return kind.__module__.startswith(("fl_lightning.", "torch."))
+    return kind.__module__.startswith(("fl_lightning.", "torch.", "torch_geometric."))

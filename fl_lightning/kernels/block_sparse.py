@@ -211,6 +211,23 @@ class BlockSparse:
         moved._origin = self, _rows_of_all(rows, self.num_blocks, len(self.matrix)), mask.flatten()
         return moved
 
+    def padded(self, num_rows: int, num_columns: int) -> "BlockSparse":
+        """The only block with so many empty rows and columns after its own.
+
+        Raises:
+            ValueError: There are several blocks.
+        """
+        if self.num_blocks != 1:
+            raise ValueError(f"only one block can be padded, these are {self.num_blocks}")
+        matrix = _padded(self.matrix, num_rows, num_columns)
+        transposed = matrix if self.transposed is self.matrix else _padded(self.transposed, num_columns, num_rows)
+        padded = BlockSparse(matrix, transposed, 1, self.entries)
+        row_N = torch.arange(len(matrix), device=matrix.device)
+        padded._origin = self, row_N.clamp(max=len(self.matrix) - 1), row_N < len(self.matrix)
+        if self.totals is not None:
+            padded.totals = torch.nn.functional.pad(self.totals, (0, num_rows), value=1.0)
+        return padded
+
     def _entries(self, rearranged: Callable[[Tensor], Tensor]) -> Tensor | None:
         """What the entries have after the matrix was rearranged."""
         if self.entries is None:
@@ -221,6 +238,14 @@ class BlockSparse:
 
 def _edges(operator: BlockSparse) -> Edges:
     return Edges(operator.matrix, operator.num_blocks)
+
+
+def _padded(matrix: Tensor, num_rows: int, num_columns: int) -> Tensor:
+    """A CSR matrix with so many empty rows and columns after its own."""
+    crow = matrix.crow_indices()
+    crow = torch.cat([crow, crow[-1:].expand(num_rows)])
+    size = (matrix.shape[0] + num_rows, matrix.shape[1] + num_columns)
+    return torch.sparse_csr_tensor(crow, matrix.col_indices(), matrix.values(), size, check_invariants=False)
 
 
 def _moved(matrix: Tensor, num_blocks: int, rows: Tensor, mask: Tensor) -> Tensor:

@@ -151,6 +151,11 @@ class PlainNet(nn.Module):
         return self._stacked[0]
 
     @property
+    def plain_module(self) -> nn.Module:
+        """The module itself, also if a head was added."""
+        return self._net[0]
+
+    @property
     def plain_name(self) -> str:
         """Class of the module."""
         return type(self._net[0]).__name__

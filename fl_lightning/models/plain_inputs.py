@@ -120,7 +120,7 @@ def check_inputs(net: nn.Module) -> None:
         if getattr(module, "cached", False) is True:
             where = f"{name} ({type(module).__name__})" if name else type(module).__name__
             raise ValueError(f"{where} keeps the first graph that it sees for all others: leave out cached=True")
-    parameters = list(inspect.signature(net.forward).parameters.values())[1:]
+    parameters = _signature(net.forward)[1:]
     plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_ONLY)
     others = [p.name for p in parameters if p.kind in plain and p.default is p.empty and p.name not in GIVEN]
     if others:
@@ -135,7 +135,7 @@ def edge_inputs(net: nn.Module) -> dict[str, bool]:
 
     A PyG layer or model that was made without ``edge_dim``, or declares that it takes none, does not read them.
     """
-    parameters = inspect.signature(net.forward).parameters
+    parameters = {parameter.name: parameter for parameter in _signature(net.forward)}
     result = {name: parameters[name].default is inspect.Parameter.empty for name in EDGE_INPUTS if name in parameters}
     for name in EDGE_INPUTS:
         if getattr(net, f"supports_{name}", True) is False:
@@ -181,6 +181,10 @@ def required_of(function: Callable[..., Any]) -> list[str]:
 
 
 def _signature(function: Callable[..., Any]) -> list[Parameter]:
+    """The parameters of a function; those that a ``Sequential`` of PyG was given, whose ``forward`` takes any."""
+    owner: Any = getattr(function, "__self__", None)
+    if type(owner).__module__ == "torch_geometric.nn.sequential":
+        return [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in owner.signature.param_dict]
     try:
         return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # not written in Python

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.models.batch_norm import adopt
+from fl_lightning.models.batch_norm import adopt, statistics_of
 from fl_lightning.models.output import NetOutput
 from fl_lightning.models.plain_inputs import GIVEN, Inputs, edge_widths, parameters_of
 
@@ -95,8 +95,7 @@ class Trial:
         Raises:
             ValueError: One is not of a floating point type, or is not changed in place.
         """
-        if not (changing := self._changing()):
-            return
+        changing = self._changing()
         for name, value in changing.items():
             if not value.is_floating_point():
                 raise ValueError(
@@ -104,13 +103,16 @@ class Trial:
                     "numbers can be kept with a client's parameters: leave the counter out"
                 )
             adopt(self.net, name)
+        kept = statistics_of(self.net)
         try:
-            self._call(copy.deepcopy(self.net), training=True)
-        except TypeError as error:
-            raise ValueError(
-                f"{self.name} replaces its buffer {', '.join(changing)} while it trains: change it in "
-                "place (self.name.copy_(...)), so that it can be kept with a client's parameters"
-            ) from error
+            if kept:
+                self._call(copy.deepcopy(self.net), training=True)
+        except Exception as error:  # it is the user's code
+            if "cannot assign" in str(error):
+                raise ValueError(
+                    f"{self.name} replaces its buffer {', '.join(sorted(kept))} while it trains: change it in place "
+                    "(self.name.copy_(...)), so that it can be kept with a client's parameters, or do without it"
+                ) from error
 
     def _changing(self) -> dict[str, Tensor]:
         if not dict(self.net.named_buffers()):

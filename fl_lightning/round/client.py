@@ -208,7 +208,7 @@ class ClientModule(NoTrainer, LightningModule, Counted):  # type: ignore[misc]
         modules = []
         for factory, net in zip(self.net_factories, self.nets, strict=True):
             module = copy.copy(self)
-            module._modules = {}
+            module._modules = {name: part for name, part in self._modules.items() if name != "net"}
             module.net_factories, module.nets, module.net = [factory], [net], net
             modules.append(module)
         return modules

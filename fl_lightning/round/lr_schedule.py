@@ -79,7 +79,8 @@ class LRSchedule:
         return self._rounds[round_idx]
 
     def _settings(self) -> GroupSettings:
-        return [{name: group[name] for name in _SCHEDULED if name in group} for group in self._optimizer.param_groups]
+        groups = self._optimizer.param_groups
+        return [{name: _own(group[name]) for name in _SCHEDULED if name in group} for group in groups]
 
 
 def set_groups(optimizer: Optimizer, settings: GroupSettings) -> None:
@@ -89,11 +90,17 @@ def set_groups(optimizer: Optimizer, settings: GroupSettings) -> None:
             group.update(values)
 
 
+def _own(value: Any) -> Any:
+    """A setting; a copy of a tensor, which a scheduler changes in place."""
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
 class _Groups(Optimizer):
     """The groups of an optimizer, each with one number as its parameter."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        groups = [{**group, "params": [torch.zeros(1)]} for group in optimizer.param_groups]
+        own = [{name: _own(value) for name, value in group.items()} for group in optimizer.param_groups]
+        groups = [{**group, "params": [torch.zeros(1)]} for group in own]
         super().__init__(groups, dict(optimizer.defaults))
 
     def step(self, closure: Any = None) -> Any:

@@ -71,6 +71,28 @@ def test_some_clients_are_as_if_they_were_alone() -> None:
         assert torch.equal(getattr(chosen, name).matrix.to_dense(), getattr(few, name).matrix.to_dense())
 
 
+@pytest.mark.parametrize("edge_attributes", [0, 2])
+def test_a_padded_client_is_as_beside_a_larger_one(edge_attributes: int) -> None:
+    make = collator(graph_data(edge_attributes=edge_attributes))
+    alone = make([1])
+    padded = alone.padded()
+    assert {axis: mask.sum().item() for axis, mask in padded.masks().items()} == {
+        axis: mask.numel() for axis, mask in alone.masks().items()
+    }
+    assert all(padded.masks()[axis].numel() > mask.numel() for axis, mask in alone.masks().items())
+    value = torch.randn(1, padded.node_mask.shape[1], 3, dtype=torch.float64)
+    sums, pooled = padded.sum_neighbors(value), padded.pool(value)
+    chosen = padded.select(torch.tensor([0]))
+    for name, tensor in alone.tensors().items():
+        assert torch.equal(getattr(chosen, name), tensor), name
+    size, graphs = alone.node_mask.shape[1], alone.example_mask.shape[1]
+    torch.testing.assert_close(sums[:, :size], alone.sum_neighbors(value[:, :size]))
+    torch.testing.assert_close(pooled[:, :graphs], alone.pool(value[:, :size]))
+    assert not pooled[:, graphs:].any()
+    if edge_attributes:
+        assert torch.equal(chosen.edge_sources.matrix.to_dense(), alone.edge_sources.matrix.to_dense())
+
+
 @pytest.mark.parametrize("sampling", [False, True])
 def test_a_drawn_batch_is_that_of_its_graphs_alone(sampling) -> None:
     data = graph_data()

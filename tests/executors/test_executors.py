@@ -286,6 +286,32 @@ def test_an_optimizer_sees_the_parameters_of_one_client(
     assert_same(states[1], states[0], tolerance=1e-12)
 
 
+class Follows(torch.optim.Optimizer):
+    """Keeps a mean gradient under a name that is a number elsewhere."""
+
+    def __init__(self, parameters) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+            mean = self.state[p].setdefault("mu", torch.zeros_like(p))
+            p.sub_(mean.lerp_(p.grad, 0.5), alpha=0.1)
+
+
+def test_a_slot_of_an_own_optimizer_may_have_the_name_of_a_count(
+    federation, make_model, make_trainer, assert_same, monkeypatch
+) -> None:
+    """More clients than are stepped in any order made all of them fail."""
+    monkeypatch.setattr(stack, "MANY_BLOCKS", 2)
+    states = []
+    for executor in (SequentialExecutor(), StackedExecutor(max_padding=0.9)):
+        trainer = make_trainer(executor=executor, precision="64-true", num_rounds=2)
+        trainer.fit(make_model(optimizer=Follows), federation, Local(num_epochs=2))
+        states.append(dict(trainer.run.executor.state().parameters))
+    assert_same(states[1], states[0], tolerance=1e-12)
+
+
 def decaying(parameters: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
     """Steps a scheduler of its own."""
     optimizer = SGD(parameters, lr=0.2)

@@ -199,3 +199,13 @@ def test_scaffolds_displacement_is_refused(federation: Any, make_trainer: Any) -
             federation,
             SCAFFOLD(control="displacement"),
         )
+
+
+def test_a_rate_that_is_a_tensor_is_nobody_elses() -> None:
+    """The scheduler changed it in place, in all rounds and for all clients."""
+    rate = torch.tensor(0.5)
+    schedule = LRSchedule(
+        functools.partial(ExponentialLR, gamma=0.5), lambda: Adam([torch.nn.Parameter(torch.zeros(1))], lr=rate)
+    )
+    assert [float(schedule.at(round_idx)[0]["lr"]) for round_idx in (0, 2, 1, None)] == [0.5, 0.125, 0.25, 0.5]
+    assert rate == 0.5

@@ -6,12 +6,14 @@ import functools
 import gc
 import inspect
 import pickle
+import random
 import re
 import warnings
 from pathlib import Path
 from typing import Any, ClassVar
 
 import lightning
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -21,7 +23,10 @@ from torchmetrics.classification import MulticlassF1Score
 
 import fl_lightning
 from fl_lightning import ClientModule, Participation, SequentialExecutor, StackedExecutor, strategies
-from fl_lightning.executors.failure import Failure, failure_of
+from fl_lightning.batches import GraphCollator
+from fl_lightning.executors.failure import Failure, WrongReturn, failure_of
+from fl_lightning.executors.trial import why_not_stacked
+from fl_lightning.models.output import NetOutput
 from fl_lightning.round.privacy import RecordPrivacy
 from fl_lightning.run.failures import ClientFailure, TooFewUpdates
 from fl_lightning.strategies import FedAux, FedAvg, FedProto, FedSage, FedSagePlus
@@ -126,6 +131,79 @@ def test_what_vmap_takes_stays_on_the_stack(federation: Any, make_trainer: Any) 
     assert isinstance(trainer.run.executor, StackedExecutor)
 
 
+class Sums(nn.Module):
+    """Of neighbors; ``of_all`` is taken over all rows, ``of_edges`` along the edges of one client."""
+
+    def __init__(self, num_features: int, num_outputs: int, of_all: Any = None, of_edges: bool = False) -> None:
+        super().__init__()
+        self.lin, self.of_all, self.of_edges = nn.Linear(num_features, num_outputs), of_all, of_edges
+        nn.init.zeros_(self.lin.bias)  # so that rows of padding are 0 at first
+
+    def forward(self, batch: Any) -> Tensor:
+        h = self.lin(batch.sum_neighbors(batch.x))
+        if self.of_edges:
+            source, target = batch.edge_index
+            h = h.index_add(0, target, h[source])
+        return h if self.of_all is None else h - self.of_all(h)
+
+
+class PenalizesAll(ClientModule):
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return super().loss(output, batch) + output.logits.square().mean()
+
+
+class ScoresAll(ClientModule):
+    def scores(self, output: Any, batch: Any) -> Any:
+        confidence = output.logits.softmax(dim=-1).amax(dim=-1)
+        return {**super().scores(output, batch), "val/sure": (confidence.sum(), batch.val_mask.sum())}
+
+
+class CountsAll(ClientModule):
+    def example_count(self, batch: Any) -> Tensor:
+        return torch.full_like(batch.key, batch.y.shape[-1])
+
+
+class ReadsEdges(ClientModule):
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        source, target = batch.edge_index
+        p = output.logits.softmax(dim=-1)
+        return super().loss(output, batch) + (p[source] - p[target]).square().mean()
+
+
+class ReadsPlain(ClientModule):
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return super().loss(output, batch) / batch.plain.x.shape[0]
+
+
+def centered(h: Tensor) -> Tensor:
+    return h.mean(dim=0, keepdim=True)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (lambda: Weighted(Sums), "^$"),
+        (lambda: ScoresAll(Sums), "^padding changes its val/sure: leave out what batch.example_mask says"),
+        (lambda: PenalizesAll(Sums), "^padding changes its losses"),
+        (lambda: CountsAll(Sums), "^padding changes its example counts"),
+        (lambda: ClientModule(functools.partial(Sums, of_all=centered)), "^padding changes its losses"),
+        (lambda: ClientModule(functools.partial(Sums, of_edges=True)), "^AttributeError: a stack .* has no edge_index"),
+        (lambda: ReadsEdges(Sums), "^AttributeError: a stack of clients has no edge_index"),
+        (lambda: ReadsPlain(Sums), "^AttributeError: 'NoneType' object has no attribute 'x'"),
+    ],
+    ids=["right", "scores", "loss", "count", "net", "edges in net", "edges in loss", "plain graph"],
+)
+def test_what_counts_padding_or_reads_one_clients_fields_does_not_run_on_a_stack(
+    model: Any, why: str, precision: Any, graphs: Any
+) -> None:
+    client = model()
+    client.build(6, 3)
+    batch = GraphCollator(graphs, device=torch.device("cpu"), dtype=torch.float32)([0])
+    fabric = lightning.Fabric(accelerator="cpu", precision=precision)
+    assert re.search(why, why_not_stacked(client, batch, fabric))
+
+
 class WholeStep(ClientModule):
     """A training step in the way of Lightning's and PyG's tutorials."""
 
@@ -153,6 +231,55 @@ def test_a_training_step_has_inputs_edges_and_its_own_logits(
     assert torch.equal(seen["edge_index"], last.edge_index_2E)
     assert seen["logits"].shape == (last.num_nodes, 3)
     assert (trainer.run.executor._batch(0).sparse_x is not None) == sparse
+
+
+class Draws(ClientModule):
+    """Own code that draws by every generator, in training and in evaluation."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) * (1 + torch.rand(()) + np.random.rand() + random.random())
+
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        logits = F.dropout(output.logits, 0.5, self.training)
+        return F.cross_entropy(logits[batch.train_mask], batch.y[batch.train_mask])
+
+    def scores(self, output: Any, batch: Any) -> Any:
+        drawn = {f"{split}/drawn": (torch.rand(()), torch.ones(())) for split in ("train", "val", "test")}
+        return {**super().scores(output, batch), **drawn}
+
+
+@pytest.mark.filterwarnings("ignore:Draws overrides training_step")
+def test_draws_of_own_code_are_repeated_and_resumed_exactly(
+    federation: Any, make_trainer: Any, assert_same: Any, tmp_path: Path
+) -> None:
+    """They came from generators that nothing seeds."""
+
+    def fit(num_rounds: int, path: Path | None = None) -> Any:
+        trainer = make_trainer(num_rounds=num_rounds)
+        trainer.fit(Draws(), federation, FedAvg(num_epochs=2), None if path is None else str(path))
+        return trainer
+
+    fit(1).save_checkpoint(tmp_path / "one.ckpt")
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    whole, again, resumed = fit(2), fit(2), fit(2, tmp_path / "one.ckpt")
+    for other in (again, resumed):
+        assert_same(other.run.executor.state().parameters, whole.run.executor.state().parameters)
+        assert other.run.history[-1]["val/drawn"] == whole.run.history[-1]["val/drawn"]
+    assert len({row["val/drawn"] for row in whole.run.history}) == len(whole.run.history)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (np.random.get_state()[1].tolist(), random.getstate()) == before[1:]
+
+
+def test_draws_of_numpy_do_not_run_on_a_stack(graphs: Any) -> None:
+    class Perturbs(ClientModule):
+        def loss(self, output: Any, batch: Any) -> Tensor:
+            return super().loss(output, batch) * (1 + np.random.rand())
+
+    client = Perturbs(Sums)
+    client.build(6, 3)
+    batch = GraphCollator(graphs, device=torch.device("cpu"), dtype=torch.float32)([0])
+    why = why_not_stacked(client, batch, lightning.Fabric(accelerator="cpu"))
+    assert why == "its losses change from call to call"
 
 
 # ---------------------------------------------------------------- errors
@@ -259,6 +386,54 @@ def test_a_training_step_that_returns_no_loss_is_told_what_to_return(
     message = rf"all 5 .* training_step returned {named}: return the loss, .*test_own_code.py:{line}, in training_step"
     with pytest.raises(ClientFailure, match=message):
         make_trainer().fit(Returns(), federation, FedAvg(num_epochs=1))
+
+
+@pytest.mark.filterwarnings("ignore:.*one after another")
+@pytest.mark.parametrize("executor", [SequentialExecutor, StackedExecutor])
+@pytest.mark.parametrize(
+    ("name", "returned", "told"),
+    [
+        ("loss", lambda output, batch: None, "loss returned NoneType: return the loss, a scalar tensor"),
+        ("loss", lambda output, batch: "low", "loss returned str: return the loss"),
+        (
+            "loss",
+            lambda output, batch: F.cross_entropy(output.logits, batch.y, reduction="none"),
+            r"loss returned a tensor of shape \(\d+,\): return the loss",
+        ),
+        ("objective", lambda parameters, batch, context: 3, "objective returned int: return the loss"),
+        ("scores", lambda output, batch: None, "scores returned NoneType: return a mapping from names"),
+        ("scores", lambda output, batch: {"val/acc": batch.y.sum()}, "scores returned a Tensor for 'val/acc'"),
+        (
+            "scores",
+            lambda output, batch: {"val/acc": (batch.val_mask.float(), batch.val_mask.sum())},
+            r"scores returned for 'val/acc' a numerator of shape \(\d+,\): return a mapping",
+        ),
+    ],
+    ids=["none", "text", "unreduced", "objective", "no scores", "no pair", "unreduced scores"],
+)
+def test_what_own_methods_return_is_checked_before_training(
+    name: str, returned: Any, told: str, executor: Any, federation: Any, make_trainer: Any
+) -> None:
+    """Each client failed in each round, or the net was blamed, or losses were added up without a word."""
+
+    def method(self: Any, *given: Any) -> Any:
+        return returned(*given)
+
+    method.__name__ = name
+    client = type("Returns", (ClientModule,), {name: method})()
+    with pytest.raises(WrongReturn, match=f"^{told}"):
+        make_trainer(executor=executor()).fit(client, federation, FedAvg(num_epochs=1))
+
+
+def test_a_loss_that_is_not_reduced_in_a_later_step_fails_on_the_stack_too(federation: Any, make_trainer: Any) -> None:
+    class Later(Weighted):
+        def loss(self, output: Any, batch: Any) -> Tensor:
+            loss = super().loss(output, batch)
+            return loss if self.round_idx == 0 else loss.expand(2)
+
+    trainer = make_trainer(num_rounds=2, participation=Participation(on_failure="stop"))
+    with pytest.raises(ClientFailure, match=r"WrongLoss: loss returned a tensor of shape \(2,\): return the loss"):
+        trainer.fit(Later(), federation, FedAvg(num_epochs=1))
 
 
 @pytest.mark.filterwarnings("ignore:.* overrides ")
@@ -548,6 +723,24 @@ def test_a_client_may_have_a_frozen_net_beside_its_own() -> None:
     client = SecondNet(is_frozen=True)
     for _ in range(2):  # a second run builds its net again
         client.build(4, 3)
+
+
+@pytest.mark.parametrize("nets", [None, [fl_lightning.models.GCN] * 2], ids=["one net", "two nets"])
+def test_a_frozen_net_beside_the_clients_own_may_score(nets: Any, federation: Any, make_trainer: Any) -> None:
+    """It was gone where models were scored one after another, and with several nets."""
+
+    class Projects(ClientModule):
+        def __init__(self) -> None:
+            super().__init__(net=nets)
+            self.teacher = nn.Linear(3, 3).requires_grad_(False)
+
+        def scores(self, output: Any, batch: Any) -> Any:
+            return super().scores(NetOutput(self.teacher(output.logits), output.embedding), batch)
+
+    trainer = make_trainer(num_rounds=1, executor=SequentialExecutor())
+    strategy = strategies.Local if nets else FedAvg
+    assert 0 <= trainer.fit(Projects(), federation, strategy(num_epochs=1))["val/acc"] <= 1
+    assert not trainer.run.num_failures
 
 
 def test_a_net_that_changes_its_batch_is_refused(federation: Any, make_trainer: Any) -> None:

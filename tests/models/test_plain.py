@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch_geometric.nn import GAT, GCN, BatchNorm, GCNConv, GraphSAGE, NNConv
+from torch_geometric.nn import GAT, GCN, BatchNorm, GCNConv, GraphSAGE, InstanceNorm, NNConv, global_mean_pool
 
 import fl_lightning
 from fl_lightning import ClientModule, SequentialExecutor
@@ -240,6 +240,20 @@ class Counts(Bare):
         return x @ self.weight
 
 
+class Pools(nn.Module):
+    """PyG's normalization with a graph of each node replaces its running statistics."""
+
+    def __init__(self, num_features: int, num_classes: int) -> None:
+        super().__init__()
+        self.norm, self.last = (
+            InstanceNorm(num_features, track_running_stats=True),
+            nn.Linear(num_features, num_classes),
+        )
+
+    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:
+        return self.last(global_mean_pool(self.norm(x, batch), batch))
+
+
 class NeedsTypes(TwoLayers):
     def forward(self, x: Tensor, edge_index: Tensor, edge_type: Tensor) -> Any:
         return x
@@ -264,6 +278,7 @@ class Shadows(TwoLayers):
     ("net", "message"),
     [
         (Replaces, "Replaces replaces its buffer mean while it trains: change it in place"),
+        (Pools, "Pools replaces its buffer norm.running_mean, norm.running_var while it trains: .* or do without it"),
         (Counts, "Counts counts in its buffer calls while it trains"),
         (NeedsTypes, "NeedsTypes.forward needs edge_type, which clients' graphs do not have"),
         (HasHead, "HasHead returns 5 numbers per node, but there are 3 outputs, .* called head"),

@@ -131,12 +131,34 @@ class AcrossExamples(nn.Linear):
         return super().forward(x - x.mean(dim=0))
 
 
+class Follows(nn.Linear):
+    """A running mean over all examples, which the outputs of training do not read."""
+
+    def __init__(self, width: int, outputs: int) -> None:
+        super().__init__(width, outputs)
+        self.register_buffer("mean", torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean.mul_(0.9).add_(0.1 * x.mean(dim=0))
+        return super().forward(x)
+
+
+def test_instances_are_normalized_on_a_stack_without_running_statistics_alone() -> None:
+    for tracks, why in ((False, ""), (True, "0 (InstanceNorm1d) does not run on a stack of clients (its running stat")):
+        norm = nn.InstanceNorm1d(3, affine=True, track_running_stats=tracks)
+        net = PlainExampleNet(nn.Sequential(norm, nn.Flatten(), nn.Linear(15, 2)), (3, 5), 2)
+        assert net.why_alone[: len(why)] == why
+        assert bool(net.why_alone) == tracks
+
+
 @pytest.mark.parametrize(
     ("net", "why"),
     [
         (Recurrent, "GRU has no form for a stack"),
         (nn.Sequential(nn.Linear(4, 6), nn.AlphaDropout(0.2), nn.Linear(6, 2)), "draws in a way"),
         (AcrossExamples(4, 2), "as if it computed across examples"),
+        (Follows(4, 2), "has mean on a stack of clients that it does not have for one client"),
     ],
 )
 def test_what_does_not_run_on_a_stack_runs_client_by_client(net, why, make_trainer) -> None:

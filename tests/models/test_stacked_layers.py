@@ -14,6 +14,7 @@ import torch_geometric.nn as pyg
 from directed_graph import NUM_CLASSES, NUM_FEATURES, batch_of, directed_graph
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.utils.parametrize import register_parametrization
 
 from fl_lightning.batches import ClientGraph
 from fl_lightning.batches.base import single
@@ -62,6 +63,24 @@ class Reweighted(OneLayer):
         return self.last(self.layer(x, edge_index, self.score(edge_attr).sigmoid().squeeze(-1)).tanh())
 
 
+def sequential() -> nn.Module:
+    """PyG's, whose ``forward`` takes any arguments."""
+    layers = [(pyg.GCNConv(NUM_FEATURES, WIDTH), "x, edge_index -> x"), nn.ReLU(), nn.Linear(WIDTH, NUM_CLASSES)]
+    return pyg.Sequential("x, edge_index", layers)
+
+
+class Bounded(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight.tanh()
+
+
+def parametrized() -> nn.Module:
+    """A layer whose weight is computed from parameters."""
+    net = OneLayer(pyg.SAGEConv(NUM_FEATURES, WIDTH))
+    register_parametrization(net.last, "weight", Bounded())
+    return net
+
+
 attention = {"edge_dim": 2, "heads": 2}
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "GCN": layer(pyg.GCNConv),
@@ -97,6 +116,8 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "Transformer": layer(pyg.TransformerConv),
     "Transformer attributes": layer(pyg.TransformerConv, width=2 * WIDTH, beta=True, **attention),
     "Transformer mean": layer(pyg.TransformerConv, concat=False, heads=2, root_weight=False, bias=False),
+    "Sequential": sequential,
+    "parametrized": parametrized,
     "GCN model": functools.partial(pyg.GCN, NUM_FEATURES, WIDTH, 2, NUM_CLASSES, act="elu"),
     "GCN model, BatchNorm": functools.partial(
         pyg.GCN, NUM_FEATURES, WIDTH, 2, NUM_CLASSES, norm="batch_norm", jk="cat"
@@ -231,6 +252,26 @@ class Scaled(Net):
         return h + self.scale * h.max(dim=0).values
 
 
+class Follows(Net):
+    """A running mean over all nodes, which the outputs of training do not read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def between(self, h: Tensor, edge_index: Any) -> Tensor:
+        if self.training:
+            self.mean.mul_(0.9).add_(0.1 * h.detach().mean(dim=0))
+        return h
+
+
+def test_rounding_of_deep_normalized_nets_is_no_difference() -> None:
+    """Some of them ran one after another: small gradients were compared in single precision."""
+    for seed in (0, 2, 5):
+        torch.manual_seed(seed)
+        assert PlainNet(pyg.GIN(100, 64, 5, NUM_CLASSES, norm="batch_norm"), 100, NUM_CLASSES).takes_stacks
+
+
 @pytest.mark.parametrize(
     ("net", "why"),
     [
@@ -255,6 +296,13 @@ class Scaled(Net):
             functools.partial(pyg.GCN, NUM_FEATURES, WIDTH, 2, NUM_CLASSES, jk="lstm"),
             "jk.lstm (LSTM) has no form for a stack of clients",
         ),
+        (
+            lambda: pyg.GCN(
+                *(NUM_FEATURES, WIDTH, 2, NUM_CLASSES), norm="batch_norm", norm_kwargs={"allow_single_element": True}
+            ),
+            "norms.0 (BatchNorm) has no form for a stack of clients with allow_single_element=True",
+        ),
+        (Follows, "Follows.forward has mean on a stack of clients that it does not have on one graph"),
         (Reads, "Reads.forward does not run on a stack of clients (it reads edge_index (by index))"),
         (Selects, "Selects.forward does not run on a stack of clients (RuntimeError: vmap: "),
         (Centered, "Centered.forward has outputs on a stack of clients that it does not have on one graph"),

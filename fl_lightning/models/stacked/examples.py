@@ -3,7 +3,6 @@
 Shape legend: N examples of a client (padded), X the shape of one example, K channels.
 """
 
-import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from fl_lightning.batches.examples import ExampleBatch
 from fl_lightning.models.stacked.functions import NotStackable, StackedFunctions
-from fl_lightning.models.stacked.trial import compare_on_stack, logits_together, moved, run_on_stack
+from fl_lightning.models.stacked.trial import compare_on_stack, in_double_first, logits_together, moved, run_on_stack
 
 #: Examples of the clients of a trial.
 SIZES = (7, 4)
@@ -52,6 +51,22 @@ class StackedExamples(StackedFunctions):
         result = super().batch_norm(last.reshape(-1, last.shape[-1]), *args, **kwargs)
         return result.view(last.shape).movedim(-1, 1).contiguous()  # which group_norm needs under vmap
 
+    def instance_norm(
+        self,
+        input: Tensor,
+        running_mean: Tensor | None = None,
+        running_var: Tensor | None = None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        use_input_stats: bool = True,
+        *settings: Any,
+        **more: Any,
+    ) -> Tensor:
+        """``instance_norm``, which mixes examples in its running statistics alone."""
+        if use_input_stats and running_mean is not None:
+            raise NotStackable("its running statistics would count padding")
+        return F.instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, *settings, **more)
+
     def rows(self, x: Tensor) -> Tensor:
         """The rows of an example's places, one after another, are padding if the example is."""
         places, more = divmod(len(x), len(self.example_mask))
@@ -65,12 +80,13 @@ _RULES: dict[Any, Callable[..., Any]] = {
     torch.dropout: StackedExamples.dropout,
     **dict.fromkeys((F.dropout1d, F.dropout2d, F.dropout3d), StackedExamples.channel_dropout),
     F.batch_norm: StackedExamples.batch_norm,
+    F.instance_norm: StackedExamples.instance_norm,
     **dict.fromkeys((F.alpha_dropout, F.feature_alpha_dropout), StackedExamples.refuse),
 }
 
 
 def try_examples_on_stack(net: Any, shape: tuple[int, ...]) -> None:
-    """Compare logits, and gradients in all parameters, on a stack of two clients with those of one at a time.
+    """Compare logits, gradients and running statistics on a stack of two clients with those of one at a time.
 
     Args:
         net: The net (``models/plain_examples.py``).
@@ -82,7 +98,10 @@ def try_examples_on_stack(net: Any, shape: tuple[int, ...]) -> None:
     for part in net.modules():
         if isinstance(part, (nn.RNNBase, nn.MultiheadAttention)):
             raise NotStackable(f"{type(part).__name__} has no form for a stack of clients")
-    net = copy.deepcopy(net)
+    in_double_first(net, functools.partial(_try_on_stack, shape=shape))
+
+
+def _try_on_stack(net: Any, shape: tuple[int, ...]) -> None:
     like = next(net.parameters(), torch.zeros(()))
     draw = torch.Generator().manual_seed(0)
     mask = torch.arange(max(SIZES)) < torch.tensor(SIZES)[:, None]

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch_geometric.nn as pyg
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.utils._trim_to_layer import TrimToLayer
 
@@ -58,9 +59,9 @@ def exchanged(net: nn.Module, head: str = "", *, pools: bool = False) -> nn.Modu
 
 
 def linear_weights(net: nn.Module) -> tuple[str, ...]:
-    """The weights of all linear layers of a net by name."""
+    """The weights of all linear layers of a net by name, except those that are parametrized."""
     layers = [(name, layer) for name, layer in net.named_modules() if isinstance(layer, (nn.Linear, pyg.Linear))]
-    return tuple(f"{name}.weight" for name, _ in layers)
+    return tuple(f"{name}.weight" for name, layer in layers if not is_parametrized(layer, "weight"))
 
 
 def _exchanged(net: nn.Module, name: str, done: dict[int, nn.Module], *, pools: bool) -> nn.Module:
@@ -70,16 +71,27 @@ def _exchanged(net: nn.Module, name: str, done: dict[int, nn.Module], *, pools: 
     where = f"{name} ({type(net).__name__})" if name else type(net).__name__
     if kind is None and (isinstance(net, (MessagePassing, *MIXING)) or (_is_norm_of_pyg(net) and not pools)):
         raise NotStackable(f"{where} has no form for a stack of clients")
+    if isinstance(net, pyg.BatchNorm) and getattr(net, "allow_single_element", False):
+        raise NotStackable(f"{where} has no form for a stack of clients with allow_single_element=True")
     for option, supported in kind.options(net).items() if kind is not None else ():
         if not supported:
             raise NotStackable(f"{where} has no form for a stack of clients with {option}")
-    other = done[id(net)] = copy.copy(net)
+    other = done[id(net)] = _copied(net)
     if kind is not None:
         other.__class__ = kind
     other._modules = {
         key: child if child is None else _exchanged(child, f"{name}.{key}".lstrip("."), done, pools=pools)
         for key, child in net._modules.items()
     }
+    return other
+
+
+def _copied(net: nn.Module) -> nn.Module:
+    """A copy that shares everything; ``copy.copy`` does not take modules with parametrizations."""
+    if not is_parametrized(net):
+        return copy.copy(net)
+    other = type(net).__new__(type(net))
+    vars(other).update(vars(net))
     return other
 
 

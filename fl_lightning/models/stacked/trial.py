@@ -24,8 +24,8 @@ from fl_lightning.models.stacked.functions import NotStackable
 #: Nodes of the clients' graphs, and the sets of graphs that they are in where graphs are the examples, so that most are
 #: padded.
 SIZES, SETS = (8, 5, 2), ((3, 4, 1), (4, 1), (1, 1))
-#: How far results may be apart, in units of the type's precision.
-TOLERANCE = 1e4
+#: How far results may be apart, in the scale of the largest: in double precision, and else in units of the precision.
+TOLERANCE_OF_DOUBLE, TOLERANCE = 1e-7, 1e4
 
 
 def try_on_stack(net: Any, num_features: int, *, weighted: bool, num_attributes: int | None) -> None:
@@ -40,7 +40,11 @@ def try_on_stack(net: Any, num_features: int, *, weighted: bool, num_attributes:
     Raises:
         NotStackable: They differ, or the net cannot be run on a stack.
     """
-    net = copy.deepcopy(net)
+    attempt = functools.partial(_try_on_stack, num_features=num_features, weighted=weighted)
+    in_double_first(net, functools.partial(attempt, num_attributes=num_attributes))
+
+
+def _try_on_stack(net: Any, num_features: int, *, weighted: bool, num_attributes: int | None) -> None:
     like = next(net.parameters(), torch.zeros(()))
     members = _graphs(num_features, weighted=weighted, num_attributes=num_attributes, pools=net.pools)
     to: dict[str, Any] = {"device": like.device, "dtype": like.dtype}
@@ -57,6 +61,18 @@ def try_on_stack(net: Any, num_features: int, *, weighted: bool, num_attributes:
     compare_on_stack(net, moved(net, len(members)), together, alone, counts, unlike=unlike)
 
 
+def in_double_first(net: Any, attempt: Callable[[Any], None]) -> None:
+    """Try a copy of a net in double precision, in which rounding is no difference, and if it fails as it is.
+
+    Raises:
+        NotStackable: The net as it is fails.
+    """
+    with contextlib.suppress(Exception):  # a net may compute in single precision alone, as GPUs of Apple do
+        attempt(copy.deepcopy(net).double())
+        return
+    attempt(copy.deepcopy(net))
+
+
 def compare_on_stack(
     net: Any,
     start: dict[str, Tensor],
@@ -66,7 +82,7 @@ def compare_on_stack(
     *,
     unlike: str,
 ) -> None:
-    """Compare what a net computes on a stack with what it computes on each client's batch, without dropout.
+    """Compare what a net computes, and its running statistics, on a stack and on each client's batch, without dropout.
 
     Args:
         net: The net, whose mode and dropout are changed.
@@ -80,16 +96,19 @@ def compare_on_stack(
         NotStackable: They differ, or the net cannot be run on a stack.
     """
     net.has_dropout = False
+    is_trained = {"": False, **{name: parameter.requires_grad for name, parameter in net.named_parameters()}}
     for training in (True, False):
         found = run_on_stack(net.train(training), start, together, counts)
         for row, batch in enumerate(alone):
             rows = {name: value[row] for name, value in start.items()}
             with _WithoutDropout():
                 expected = _results(net, rows, functools.partial(_logits, net, batch=batch), counts)
+            whole = max((_size(value) for name, value in expected.items() if is_trained[name]), default=0.0)
             for name, value in expected.items():
                 actual = found[name][row]
-                if not _close(actual if name else actual[: counts[row]], value):
-                    what = f"a gradient of {name}" if name else "outputs"
+                scale = whole if is_trained[name] else _size(value)
+                if not _close(actual if name else actual[: counts[row]], value, scale):
+                    what = f"a gradient of {name}" if is_trained[name] else name or "outputs"
                     raise NotStackable(
                         f"{net.plain_name}.forward has {what} on a stack of clients that it does not have {unlike}"
                     )
@@ -206,12 +225,16 @@ def logits_together(net: Any, parameters: dict[str, Tensor], batch: Batch) -> Te
 def _results(
     net: nn.Module, start: dict[str, Tensor], compute: Callable[[dict[str, Tensor]], Tensor], counts: Sequence[int]
 ) -> dict[str, Tensor]:
-    """Logits, under an empty name, and the gradients of a function of them that has no others for padding."""
+    """Logits, under an empty name, the gradients of a function of them that has no others for padding, and the rest.
+
+    The rest are the parameters without gradient after the forward pass: running statistics have changed.
+    """
     trained = [name for name, parameter in net.named_parameters() if parameter.requires_grad]
     leaves = {name: value.detach().clone().requires_grad_(name in trained) for name, value in start.items()}
+    others = {name: value.clone() for name, value in leaves.items() if name not in trained}
     with torch.random.fork_rng([]):
-        logits = compute({name: value if name in trained else value.clone() for name, value in leaves.items()})
-    results = {"": logits.detach()}
+        logits = compute({**leaves, **others})
+    results = {"": logits.detach(), **others}
     if logits.requires_grad:
         rows = [logits] if logits.dim() == 2 else [each[:size] for each, size in zip(logits, counts, strict=True)]
         total = torch.stack([(row * torch.linspace(1, 2, row.numel()).to(row).view_as(row)).sum() for row in rows])
@@ -223,12 +246,16 @@ def _results(
     return results
 
 
-def _close(one: Tensor, other: Tensor) -> bool:
-    """Whether results agree within the tolerance, in the scale of the largest of them."""
-    scale = max(1.0, float(other.abs().max()) if other.numel() else 1.0)
-    return one.shape == other.shape and bool(
-        ((one - other).abs() <= TOLERANCE * torch.finfo(other.dtype).eps * scale).all()
-    )
+def _size(tensor: Tensor) -> float:
+    """The largest absolute value."""
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
+
+
+def _close(one: Tensor, other: Tensor, scale: float) -> bool:
+    """Whether results agree within the tolerance, in the given scale."""
+    precision = TOLERANCE_OF_DOUBLE if other.dtype == torch.float64 else TOLERANCE * torch.finfo(other.dtype).eps
+    far = precision * max(1.0, scale)
+    return one.shape == other.shape and bool(((one - other).abs() <= far).all())
 
 
 @contextlib.contextmanager
