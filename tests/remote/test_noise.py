@@ -12,9 +12,8 @@ from sites import OPEN, BadChannel, make_sites
 
 from fl_lightning import ClientModule
 from fl_lightning.callbacks import FederatedCheckpoint, PerClientMetrics, RoundProgressBar, RunReport
-from fl_lightning.remote import GaussianNoise, LoopbackChannel, Message, NoisyMetrics, SitePolicy, federate
+from fl_lightning.remote import GaussianNoise, LoopbackChannel, Message, NoisyMetrics, SitePolicy, federate, masking
 from fl_lightning.remote import executor as remote_executor
-from fl_lightning.remote import masking
 from fl_lightning.remote.metrics import wrong_summands
 from fl_lightning.remote.release import _hidden
 from fl_lightning.remote.responses import Responses
