@@ -18,7 +18,17 @@ STATE = "ab" * 32
 
 
 def with_facts(**facts: Any) -> Wrong:
-    """The message with other facts."""
+    """The message with other facts of the names that it has."""
+
+    def make(message: Message, draw: random.Random) -> bytes:
+        assert facts.keys() <= message.about.keys(), f"{message.kind} has no {facts.keys() - message.about.keys()}"
+        return dataclasses.replace(message, about={**message.about, **facts}).wire
+
+    return make
+
+
+def more_facts(**facts: Any) -> Wrong:
+    """The message with facts that it does not have."""
     return lambda message, draw: dataclasses.replace(message, about={**message.about, **facts}).wire
 
 
@@ -118,7 +128,7 @@ ANY: dict[str, Wrong] = {
     "a header without a message": with_header(lambda header: header["__metadata__"].clear()),
     "JSON of 100 levels": with_text(deep(100)),
     "JSON of 100,000 levels": with_text(deep(100_000)),
-    "a large fact": with_facts(more="x" * 3_000_000),
+    "a large fact": more_facts(more="x" * 3_000_000),
     "a number of 5,000 digits": with_text(
         lambda text: text.replace('"about": {', '"about": {"n": ' + "9" * 5000 + ", ", 1)
     ),
@@ -138,8 +148,8 @@ ANY: dict[str, Wrong] = {
     "a number as state": with_facts(state=7),
     "a short state": with_facts(state="ab"),
     "a path as state": with_facts(state="../../etc/passwd"),
-    "an unknown fact": with_facts(loss=0.5),
-    "control characters in a fact": with_facts(**{"\x1b[31m": 1}),
+    "an unknown fact": more_facts(loss=0.5),
+    "control characters in a fact": more_facts(**{"\x1b[31m": 1}),
     "an unknown tensor": more_tensors(p__more=torch.zeros(1, 2)),
     "a failure without a reason": lambda message, draw: Message(kind="failure", about={"to": message.about["to"]}).wire,
     "a failure of a list of reasons": lambda message, draw: (
@@ -242,14 +252,21 @@ ENROLL: dict[str, Wrong] = {
     "true outputs": with_facts(num_outputs=True),
     "a density of 7": with_facts(density=7.0),
     "a density as text": with_facts(density="0.5"),
-    "another kind of data": with_facts(kind="tables"),
+    "another kind of data": with_facts(task={"name": "NodeRegression"}),
+    "a kind of data that nobody knows": with_facts(task={"name": "tables"}),
+    "edges that are its own": with_facts(own=["edges"]),
+    "a short digest of its classes": with_facts(class_names="ab"),
+    "edges as a number": with_facts(edges=3),
     "validation as text": with_facts(has_validation="yes"),
     "no digest of its data": without_fact("data"),
 }
 
 #: Of what makes a client.
 START: dict[str, Wrong] = {
-    "a short key": with_facts(key="ab"),
+    "metrics as text": with_facts(metrics="yes"),
+    "names of metrics as a number": with_facts(scored=3),
+    "the same metric twice": with_facts(scored=["val/acc", "val/acc"]),
+    "noise as text": more_facts(noisy="yes"),
     "other parameters": with_facts(parameters=STATE),
     "a number as parameters": with_facts(parameters=1),
     "an empty state": with_facts(state=""),

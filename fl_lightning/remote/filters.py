@@ -22,6 +22,8 @@ from fl_lightning.round.payload import Payload
 
 #: The least length, noise multiplier and ε of settings: the account would overflow far below it.
 LEAST = 1e-9
+#: Changes are clipped at this before their norm is computed, in which the squares of larger ones would overflow.
+_LARGEST = 1e150
 
 
 class CannotFilter(ValueError):
@@ -185,13 +187,17 @@ class GaussianNoise(SiteFilter):
     def change(self, numbers_D: Tensor, summed_with: int) -> Tensor:
         """Clip the response and add noise; if it was not paid for, count it in the account first.
 
+        A change that is not a number counts as 0: the server sends parameters of its own choice, from which a change
+        may overflow, and a result that is not finite would say so without noise.
+
         Raises:
             CannotFilter: As in :meth:`pay`.
         """
         if not self._is_paid:
             self.pay(summed_with)
         self._is_paid = False
-        clipped_D = numbers_D * (self.clip_norm / numbers_D.norm().clamp(min=1e-300)).clamp(max=1.0)
+        finite_D = numbers_D.nan_to_num(0.0).clamp(-_LARGEST, _LARGEST)
+        clipped_D = finite_D * (self.clip_norm / finite_D.norm().clamp(min=1e-300)).clamp(max=1.0)
         deviation = self.noise_multiplier * 2 * self.clip_norm
         if self.distributed:
             deviation /= math.sqrt(summed_with)

@@ -374,7 +374,7 @@ def limit_memory(gib: float | None) -> None:
     import resource
 
     process = psutil.Process()
-    free = psutil.virtual_memory().available if gib is None else int(gib * 2**30)
+    free = psutil.virtual_memory().available if gib is None else int(min(gib, 2**32) * 2**30)
     most, hard = process.memory_info().data + free, resource.getrlimit(resource.RLIMIT_DATA)[1]
     resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 

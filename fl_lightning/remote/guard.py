@@ -116,10 +116,14 @@ class Guard:
     def check_stages(self, strategy: Strategy, names: Sequence[str]) -> None:
         """Refuse a strategy whose first stages would send what may not leave, before it starts.
 
+        It is refused, too, if a pattern of what stays here fits none of the net's parameters.
+
         Args:
             strategy: The strategy, after ``setup``.
             names: Names of all parameters that are communicated.
         """
+        federation = strategy.federation
+        self.policy = self.policy.for_net([*names, *federation.own_names], federation.head_names)
         for stage in (*strategy.initial_stages(), *strategy.stages(0)):
             self.check_stage(stage, names)
 

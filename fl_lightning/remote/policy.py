@@ -2,6 +2,7 @@
 
 import dataclasses
 import fnmatch
+import glob
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -15,6 +16,7 @@ from fl_lightning.remote.metrics import NoisyMetrics
 from fl_lightning.remote.schema import MOST_OUTPUTS
 from fl_lightning.remote.secure import FEWEST_CLIENTS
 from fl_lightning.round.privacy import RecordPrivacy
+from fl_lightning.strategies.base import HEAD
 
 #: What a client output describes: the client as a whole, each class, or each example.
 Kind = Literal["client", "class", "example"]
@@ -83,11 +85,13 @@ class SitePolicy(JobPolicy):
         strategies: As in :class:`JobPolicy`.
         max_outputs: As in :class:`JobPolicy`.
         max_memory_gib: As in :class:`JobPolicy`.
-        min_examples: Minimum number of examples behind any released number: with fewer labeled training examples the
-            site does not train, metrics of a split with fewer and statistics of a class with fewer are withheld, and
-            client outputs with a row for each example are refused if this is above 1. At least 1.
+        min_examples: Minimum number of examples behind any number in a response to a stage or an evaluation: with fewer
+            labeled training examples the site does not train, metrics of a split with fewer and statistics of a class
+            with fewer are withheld, and client outputs with a row for each example are refused if this is above 1. At
+            least 1.
         parameters: Patterns of the parameters that may leave; None for all that the strategy sends.
-        local: Patterns of the parameters that never leave, whatever a job declares personal.
+        local: Patterns of the parameters that never leave, whatever a job declares personal; ``head.*`` is the last
+            layer, whatever its name. A job whose nets have no parameter that a pattern matches is refused.
         outputs: Patterns of the client outputs that may leave; None for all.
         kinds: What client outputs may describe.
         evaluations: Which models may be evaluated. Strategies that choose settings by scores of their own need ``own``
@@ -186,6 +190,26 @@ class SitePolicy(JobPolicy):
             return self
         silent = self.metrics is None and self.metric_noise is None
         return dataclasses.replace(self, metrics="off") if silent else self
+
+    def for_net(self, names: Sequence[str], head: Sequence[str]) -> "SitePolicy":
+        """The rules for a net, of whose parameters each pattern in ``local`` keeps some here.
+
+        Args:
+            names: The names of all of its parameters.
+            head: The names of those of its last layer, if it declares them, for which ``head.*`` stands too.
+
+        Raises:
+            Refused: A pattern matches no parameter, so that what the owner meant might leave under another name.
+        """
+        meant = {pattern: [pattern] for pattern in self.local}
+        if HEAD in meant:
+            meant[HEAD] += [glob.escape(name) for name in head]
+        for pattern, patterns in meant.items():
+            if not any(stays(name, patterns) for name in names):
+                raise Refused(
+                    f"policy.local has {pattern!r}, which matches none of the net's parameters: {', '.join(names)}"
+                )
+        return dataclasses.replace(self, local=[each for patterns in meant.values() for each in patterns])
 
     @property
     def adds_noise(self) -> bool:

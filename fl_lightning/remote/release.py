@@ -230,7 +230,7 @@ def _hidden(numbers_D: Tensor, weight: float, sums: SumMember, kind: str, *, cla
     count = len(sums.state["members"])
     if clamp:  # a refusal would tell something of numbers that have only their share of the sum's noise
         most = masking.largest(weight, count)
-        numbers_D = numbers_D.clamp(-most, most)
+        numbers_D = numbers_D.nan_to_num(0.0).clamp(-most, most)
     try:
         total_D = masking.to_whole(numbers_D, weight, count)
     except ValueError as error:

@@ -138,10 +138,12 @@ class Site:
         self.is_started = False
         if (start := self._kept("start")) is not None:
             try:
+                check_question(start)
+                check_start(start, self.client_data, self.names, self.model.task, self.own)
                 self._set_up(start)
                 self.last, self.scored = self._kept("response"), self._kept("scores")
                 self.current = ""  # the server's next message names the client's state
-            except Refused as error:  # it belonged to a run with other settings
+            except ValueError as error:  # it belonged to a run with other settings, or of other data
                 _log.info("the last federation is not resumed: %s", error)
 
     # ---------------------------------------------------------------- messages

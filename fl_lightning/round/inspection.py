@@ -39,7 +39,8 @@ def inspect_upload(
         stage: The stage that the upload belongs to.
         architectures: The parameters of one client of each architecture, for their shapes.
         sent: What the server had sent, from which the clients' training began.
-        max_update_norm: Largest Euclidean norm of a client's update of its parameters; None for no bound.
+        max_update_norm: Largest Euclidean norm of a client's update of its parameters; None for no bound. If there is
+            one, a client output must not be more than 1,000 times as long as the median of this exchange either.
 
     Returns:
         The valid rows; why each other row was refused, by client; and, by client, a message about each update that is
@@ -67,6 +68,9 @@ def inspect_upload(
             for client, norm in _norms(upload, updates(upload, stage, sent)).items()
             if norm > max_update_norm
         }
+        upload, refused = _without(upload, long), refused | long
+    if max_update_norm is not None and upload.extras and upload.clients:
+        long = _long_outputs(upload, stage)
         upload, refused = _without(upload, long), refused | long
     return upload, refused, _unusual(upload, stage, sent, [lengths[client] for client in upload.clients])
 
@@ -96,6 +100,24 @@ def _without(upload: Payload, clients: Container[int]) -> Payload:
 def _norms(upload: Payload, tensors: Mapping[str, Tensor]) -> dict[int, float]:
     """The norm of each client's rows, by client."""
     return dict(zip(upload.clients, row_norms(tensors.values()).tolist(), strict=True))
+
+
+def _long_outputs(upload: Payload, stage: Stage) -> dict[int, str]:
+    """Clients with a client output far longer than the median; numbers of examples and scores are no lengths."""
+    result: dict[int, str] = {}
+    no_lengths = {*stage.scores, *stage.per_example, *stage.per_class.values()}
+    measured = {name: tensor for name, tensor in upload.extras.items() if name not in no_lengths}
+    for output in sorted(stage.client_outputs.keys() - no_lengths):
+        tensors = {name: tensor for name, tensor in measured.items() if output in (name, name.rpartition("/")[0])}
+        norms = _norms(upload, tensors) if tensors else {}
+        median = statistics.median(norms.values()) if norms else 0.0
+        result |= {
+            client: f"its {output} is {norm:.3g} long, the median of this exchange is {median:.3g}, and "
+            f"participation.max_update_norm leaves out what is more than {UNUSUAL:,.0f} times as long"
+            for client, norm in norms.items()
+            if norm > UNUSUAL * median > 0
+        }
+    return result
 
 
 def _unusual(upload: Payload, stage: Stage, sent: Payload | None, lengths: Sequence[float]) -> dict[int, str]:

@@ -48,7 +48,8 @@ class Participation(Counted):
         max_failed_rounds: Number of failed rounds in a row after which the run ends with an error.
         max_update_norm: Largest Euclidean norm of a client's update (all parameters that it sends, minus those that it
             was sent; in a stage that sends none, the parameters themselves). A client with a longer one counts as
-            failed. None for no bound.
+            failed, and so does one with a client output (a prototype, a sum of gradients) more than 1,000 times as long
+            as the median of the exchange. None for no bound.
         time_limit_seconds: Time that a client may take for a stage or an evaluation. A client that takes longer counts
             as failed; a call of compiled code is interrupted only when it returns. The clients in a group of the
             stacked executor compute together, within the sum of their limits; if that is not enough, each is tried

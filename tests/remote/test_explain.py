@@ -12,6 +12,7 @@ pytest.importorskip("nvflare", reason="needs the extra flare")
 
 from fl_lightning import command_line
 from fl_lightning.remote.accounting import PrivacyAccountant
+from fl_lightning.remote.flare import limit_memory
 from fl_lightning.remote.job_schema import job_of
 from fl_lightning.remote.ledger import SumLedger
 
@@ -181,6 +182,16 @@ def test_the_account_of_the_kit_is_counted_and_not_changed(told, tmp_path, name:
     account.path.unlink()
     code, said = told("FedAvg", as_job=True)
     assert (code, "refused: privacy.json is missing: restore it from a copy" in said) == (1, True)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is bounded on Linux")
+@pytest.mark.parametrize("gib", [1e12, 1e300])
+def test_more_memory_than_a_system_can_count_is_no_error(gib) -> None:
+    import resource
+
+    limit_memory(gib)
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    assert soft >= 2**62 or soft == hard
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is bounded on Linux")

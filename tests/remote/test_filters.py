@@ -63,6 +63,22 @@ def test_noise_of_the_stated_size_on_a_clipped_answer(tmp_path) -> None:
     assert torch.allclose(quiet(short, {}).parameters["w"], short.parameters["w"], atol=1e-7)
 
 
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [(torch.float64, [1.0, -1.0, 1.0, 0.0, 1.0, 0.0]), (torch.float32, [0.0, 0.0, 2.0, 0.0, 0.0, 0.0])],
+)
+def test_changes_that_overflow_are_clipped_to_finite_ones(kind, expected, tmp_path) -> None:
+    """From parameters near the largest number, which a server may send, a change overflows, or its square does."""
+    most = torch.finfo(kind).max
+    known = {"w": torch.tensor([[-most, most, 0.0, 0.0, 0.0, 0.0]], dtype=kind)}
+    trained = torch.tensor([[most, -most, torch.inf, torch.nan, most / 4, 1.0]], dtype=kind)
+    noise = GaussianNoise(clip_norm=2.0, noise_multiplier=1e-9)
+    noise.open(tmp_path)
+    moved = noise.change((trained.double() - known["w"].double())[0], 1)
+    assert moved.tolist() == pytest.approx(expected, abs=1e-7)
+    assert noise(Payload(clients=(0,), parameters={"w": trained}), known).parameters["w"].isfinite().all()
+
+
 def test_the_account_is_that_of_the_library_and_lives_in_the_folder(tmp_path) -> None:
     from dp_accounting import GaussianDpEvent, pld
 

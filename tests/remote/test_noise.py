@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import json
 import logging
+import types
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ from sites import OPEN, BadChannel, make_sites
 
 from fl_lightning import ClientModule
 from fl_lightning.callbacks import FederatedCheckpoint, PerClientMetrics, RoundProgressBar, RunReport
-from fl_lightning.remote import GaussianNoise, LoopbackChannel, Message, NoisyMetrics, SitePolicy, federate
+from fl_lightning.remote import GaussianNoise, LoopbackChannel, Message, NoisyMetrics, SitePolicy, federate, masking
 from fl_lightning.remote import executor as remote_executor
 from fl_lightning.remote.metrics import wrong_summands
+from fl_lightning.remote.release import _hidden
 from fl_lightning.remote.responses import Responses
 from fl_lightning.remote.schema import WrongMessage
 from fl_lightning.run.checkpoint import SITES, differing
@@ -138,6 +140,15 @@ def test_failures_in_a_secure_sum_are_told_alike(policy, trained, graphs, monkey
         trained(policy, clients=clients, secure=True)
     assert FAILED in str(caught.value)
     assert "Error" not in str(caught.value)
+
+
+def test_numbers_with_noise_are_never_too_large_for_a_sum() -> None:
+    """A refusal would tell of numbers that have only their share of the noise."""
+    sums = types.SimpleNamespace(state={"members": [0, 1, 2]}, hide=lambda total_D: total_D)
+    numbers_D = torch.tensor([torch.nan, torch.inf, -1e300, 1.0], dtype=torch.float64)
+    hidden_D = masking.from_whole(_hidden(numbers_D, 1.0, sums, "run", clamp=True))
+    most = masking.largest(1.0, 3)
+    assert hidden_D.tolist() == pytest.approx([0.0, most, -most, 1.0, 1.0])
 
 
 def test_numbers_that_are_not_finite_are_not_trained_from(trained) -> None:

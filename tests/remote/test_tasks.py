@@ -5,6 +5,7 @@ import dataclasses
 import functools
 
 import pytest
+import torch
 from sites import OPEN, assert_same_clients, make_sites
 from task_data import LabeledRows, graph_data, link_data, node_data
 from torch.optim import SGD
@@ -105,6 +106,21 @@ def test_a_site_refuses_another_task_than_its_own(make_trainer, tmp_path) -> Non
         response = Message.read(sites[0].respond(wrong.wire))
         assert response.kind == "failure"
         assert why in response.about["why"]
+
+
+def test_a_site_whose_data_have_another_task_now_begins_anew(make_trainer, tmp_path) -> None:
+    """The message that was kept from before made it take the old task, so that it could not even enroll."""
+    numbers = node_data("numbers", tmp_path / "cache")
+    before = make_sites(numbers.clients[:1], tmp_path / "sites", lambda: (model(GCN, numbers.task), strategy()))
+    trainer, the_strategy = make_trainer(num_rounds=1), strategy()
+    trainer.fit(plain(GCN), federate(trainer, LoopbackChannel(before), the_strategy), the_strategy)
+    classes = dataclasses.replace(numbers.clients[0], y_N=torch.arange(numbers.clients[0].size) % 3)
+    (now,) = make_sites([classes], tmp_path / "sites", lambda: (model(GCN, NodeClassification()), strategy()))
+    card = Message.read(now.respond(Message(kind="enroll", about={"strategy": "FedAvg"}).wire))
+    assert not now.is_started
+    assert (card.kind, card.about.get("task")) == ("response", NodeClassification().plain)
+    (again,) = make_sites(numbers.clients[:1], tmp_path / "sites", lambda: (model(GCN, numbers.task), strategy()))
+    assert again.is_started
 
 
 def test_sites_with_other_features_are_refused(make_trainer, tmp_path) -> None:

@@ -4,10 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from sites import make_sites
 
+from fl_lightning import ClientModule
+from fl_lightning.remote import LoopbackChannel, federate
 from fl_lightning.remote.job import memory_of
 from fl_lightning.remote.policy import Refused, SitePolicy
 from fl_lightning.remote.secure import wrong_weight
+from fl_lightning.strategies import FedIIH
 
 
 @pytest.mark.parametrize("name", ["head.weight", "shared.head.weight", "net.head.shared.bias"])
@@ -18,6 +22,35 @@ def test_local_parameters_stay_under_the_names_of_a_wrapped_net(name: str) -> No
     with pytest.raises(Refused, match=r"would leave, but policy.local keeps it here"):
         policy.check_output(f"gradients/{name}", "client")
     policy.check_parameters(["convs.0.weight", "heads.0", "ahead.weight"])
+
+
+@pytest.mark.parametrize("local", [["head.*"], ["body.*", "conv2.*"]])
+def test_a_pattern_that_keeps_nothing_here_is_refused(local: list[str]) -> None:
+    names = ["body.weight", "heads.0", "heads.1"]
+    with pytest.raises(Refused) as caught:
+        SitePolicy(local=local).for_net(names, [])
+    assert str(caught.value) == (
+        f"policy.local has {local[-1]!r}, which matches none of the net's parameters: body.weight, heads.0, heads.1"
+    )
+
+
+@pytest.mark.parametrize("prefix", ["", "shared."])
+def test_the_last_layer_stays_whatever_its_name(prefix: str) -> None:
+    """``head.*`` stands for it, as in a job's ``personal``."""
+    policy = SitePolicy(local=["body.*", "head.*"]).for_net(["body.weight", "heads.0", "heads.1"], ["heads.0"])
+    with pytest.raises(Refused, match=rf"^{prefix}heads\.0 would leave, but policy.local keeps it here"):
+        policy.check_parameters(["heads.1", f"{prefix}heads.0"])
+    with pytest.raises(Refused, match=r"^gradients/heads\.0 would leave"):
+        policy.check_output("gradients/heads.0", "client")
+
+
+def test_a_site_refuses_a_net_without_what_stays(graphs, make_trainer, tmp_path: Path) -> None:
+    """Of its net with ``heads.0`` and ``heads.1``, ``head.*`` kept nothing."""
+    sites = make_sites(graphs[:1], tmp_path, lambda: (ClientModule(), FedIIH()), SitePolicy(local=["head.*"]))
+    trainer, strategy = make_trainer(num_rounds=1), FedIIH()
+    nothing = r"policy.local has 'head\.\*', which matches none of the net's parameters: .*, heads\.0, heads\.1"
+    with pytest.raises(ValueError, match=nothing):
+        trainer.fit(ClientModule(), federate(trainer, LoopbackChannel(sites), strategy), strategy)
 
 
 @pytest.mark.parametrize(("written", "expected"), [("8", 8.0), ("'8'", 8.0), ("null", None)])

@@ -5,6 +5,7 @@ import torch
 
 from fl_lightning import Payload, Stage
 from fl_lightning.round.inspection import ServerDiverged, check_models, inspect_upload
+from fl_lightning.round.stage import Rows
 
 STAGE = Stage(name="train", num_epochs=1, upload=("a", "b"))
 NETS = [{"a": torch.zeros(3), "b": torch.zeros(2, 2)}]
@@ -86,6 +87,26 @@ def test_updates_are_compared_and_not_the_models_that_they_change() -> None:
 def test_without_a_start_the_answer_itself_is_bounded() -> None:
     kept, refused, _ = inspect_upload(upload(4.0), STAGE, NETS, max_update_norm=4.0)
     assert (kept.clients, list(refused)) == ((2, 7), [5])
+
+
+@pytest.mark.parametrize(("value", "is_long"), [(2e4, True), (1e3, False)])
+def test_a_bound_on_updates_leaves_out_client_outputs_far_longer_than_the_median(value: float, is_long: bool) -> None:
+    """What goes into averages beside parameters, such as the controls of SCAFFOLD, was not bounded by anything."""
+    none = lambda *_: torch.zeros(1)  # noqa: E731
+    rows = {"class/means": Rows(of="class", counted_by="class/counts")}
+    stage = Stage(name="train", num_epochs=1, client_outputs={"gradients": none, "class": none}, rows=rows)
+    outputs = {
+        "gradients/a": torch.tensor([[3.0], [0.0], [3.0]]),
+        "gradients/b": torch.tensor([[4.0], [value], [4.0]]),  # of norm 5 together
+        "class/means": torch.ones(3, 2),
+        "class/counts": torch.tensor([[1.0, 1.0], [1.0, 1.0], [1e6, 1.0]]),  # a client may have many examples
+    }
+    sent = Payload(clients=(2, 5, 7), extras=outputs)
+    assert not inspect_upload(sent, stage, NETS)[1]
+    kept, refused, _ = inspect_upload(sent, stage, NETS, max_update_norm=1.0)
+    assert kept.clients == ((2, 7) if is_long else (2, 5, 7))
+    why = "its gradients is 2e+04 long, the median of this exchange is 5, and participation.max_update_norm leaves out"
+    assert [each.startswith(why) for each in refused.values()] == [True] * is_long
 
 
 def test_models_that_are_not_finite_are_named() -> None:
