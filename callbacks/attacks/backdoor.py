@@ -189,7 +189,7 @@ class SimpleTuning(Callback):
 
     def on_fit_end(self, trainer: Trainer) -> None:
         """Fine-tune the classifiers and score them, unless the run was interrupted."""
-        if trainer.run.interruption.received is not None:
+        if trainer.run.interrupted:
             return
         evaluation = self._tuning(trainer)
         run = trainer.run

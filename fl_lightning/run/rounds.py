@@ -63,19 +63,18 @@ class Rounds:
             TooFewUpdates: Too few clients responded before the first round, in too many rounds, or in all of them.
         """
         run = self.run
-        with run.interruption:
-            first = () if resumed else run.strategy.initial_stages()
-            if not self.exchange(first, run.training_clients, "initial"):
-                raise TooFewUpdates(f"no round can begin, {self.failures.shortage()}")
-            self.evaluate.check_monitor()
-            run.clock = RoundClock()  # measures only the rounds
-            while run.round_idx < self.num_rounds and not run.should_stop:
-                self.run_round()
-                self.failures.check_failed_rounds()
-            self.failures.check_any_round()
-            self._warn_without_choice()
-            if run.interruption.received is None and run.unseen_clients:
-                run.selection.result.update(unseen.join_chosen_server(run, self.exchange, self.evaluate))
+        first = () if resumed else run.strategy.initial_stages()
+        if not self.exchange(first, run.training_clients, "initial"):
+            raise TooFewUpdates(f"no round can begin, {self.failures.shortage()}")
+        self.evaluate.check_monitor()
+        run.clock = RoundClock()  # measures only the rounds
+        while run.round_idx < self.num_rounds and not run.should_stop:
+            self.run_round()
+            self.failures.check_failed_rounds()
+        self.failures.check_any_round()
+        self._warn_without_choice()
+        if run.unseen_clients and not run.interrupted:
+            run.selection.result.update(unseen.join_chosen_server(run, self.exchange, self.evaluate))
 
     def run_round(self) -> None:
         """Run one round: draw its clients, exchange messages, evaluate the models; then log and save it."""
@@ -110,7 +109,7 @@ class Rounds:
                 logger.log_metrics(metrics, run.round_idx)
         run.round_idx += 1
         if any(gather_objects(run.fabric, run.interruption.received is not None)):
-            run.should_stop = True
+            run.should_stop = run.interrupted = True
         with run.clock.part("checkpoint"):
             self.hooks.call("on_checkpoint_point")
         run.clock.end_round(time.perf_counter() - start)

@@ -99,6 +99,26 @@ def test_how_it_ended(federation, make_model, make_trainer) -> None:
     assert (read(trainer)["status"], read(trainer)["error"]) == ("failed", "ZeroDivisionError: a bug")
 
 
+class StopsReport(Callback):
+    def on_fit_end(self, trainer: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_signal_after_the_last_round_loses_no_result(federation, make_model, make_trainer) -> None:
+    def ended(*_: Any) -> None:
+        raise AssertionError("the run was not asked")
+
+    before = signal.signal(signal.SIGTERM, ended)
+    try:
+        trainer = make_trainer(callbacks=StopsReport(), num_rounds=1)
+        chosen = trainer.fit(make_model(), federation, FedAvg())
+        assert signal.getsignal(signal.SIGTERM) is ended
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (read(trainer)["status"], read(trainer)["result"]) == ("finished", chosen)
+    assert trainer.run.interruption.received == signal.SIGTERM  # the exit code of the command line
+
+
 # ---------------------------------------------------------------- failed rounds
 
 
