@@ -17,7 +17,7 @@ from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Phase, Stage, StageAddress
 from fl_lightning.run import unseen
 from fl_lightning.run.assembly import Run
-from fl_lightning.run.callback import Hooks
+from fl_lightning.run.callback import Hooks, take_numbers
 from fl_lightning.run.curve import NUM_OVERFLOWS
 from fl_lightning.run.evaluation import Evaluator, epsilons
 from fl_lightning.run.failures import Failures, TooFewUpdates
@@ -87,6 +87,7 @@ class Rounds:
         run.num_overflows = 0
         is_failed = not self.exchange(run.strategy.stages(run.round_idx), work_fraction, "round")
         metrics: dict[str, float] = dict(run.strategy.metrics())
+        take_numbers(metrics, f"strategy {type(run.strategy).__name__}")
         is_last = run.should_stop or run.round_idx + 1 == self.num_rounds
         if is_due := is_last or (run.round_idx + 1) % self.evaluate_every == 0:
             metrics = self._evaluated(metrics)
@@ -99,7 +100,7 @@ class Rounds:
         metrics |= {NUM_OVERFLOWS: run.num_overflows} if run.num_overflows else {}
         metrics["failed_round"] = int(is_failed)
         with run.clock.part("logging"):
-            self.hooks.call("on_round_end", metrics)
+            self.hooks.measured("on_round_end", metrics)
         if run.should_stop and not is_due:  # a callback has just made it the last round
             metrics = self._evaluated(metrics)
         with run.clock.part("logging"):
