@@ -279,12 +279,11 @@ class FederatedTrainer(Counted):
         """
         data.setup()
         table = data.statistics()
-        if csv is not None:
-            with writing(Path(csv)):
-                table.to_csv(csv)
-        if picture is not None:
-            with writing(Path(picture)):
-                table.plot_labels(picture)
+        for file, write in ((csv, table.to_csv), (picture, table.plot_labels)):
+            if file is not None:
+                with writing(Path(file)):
+                    Path(file).parent.mkdir(parents=True, exist_ok=True)
+                    write(file)
         return table
 
     # ------------------------------------------------------------------ setting up

@@ -409,9 +409,9 @@ def test_second_run_takes_the_next_version_and_last_continues_the_newest() -> No
 
 
 def test_data_prints_and_saves_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["data", *SMALL, "--csv=clients.csv", "--picture=labels.png"]) == 0
+    assert main(["data", *SMALL, "--csv=tables/clients.csv", "--picture=labels.png"]) == 0
     assert "heterogeneity" in capsys.readouterr().out
-    with Path("clients.csv").open() as file:
+    with Path("tables/clients.csv").open() as file:
         assert [row["client"] for row in csv.DictReader(file)][:2] == ["client-00", "client-01"]
     assert Path("labels.png").read_bytes().startswith(b"\x89PNG")
 
