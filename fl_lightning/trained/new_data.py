@@ -57,7 +57,7 @@ class Like:
     @property
     def num_outputs(self) -> int:
         """Outputs that the client's examples can have."""
-        return self.client_data.num_outputs or self.registry.num_outputs
+        return self.registry.outputs_of(self.client_data)
 
     @property
     def kind(self) -> str:

@@ -109,7 +109,7 @@ def test_who_trains_and_who_tests_is_as_given(run, make_trainer, tmp_path) -> No
 def test_which_targets_are_unknown(regression, ignore_label, given, expected) -> None:
     task = NodeRegression() if regression else NodeClassification()
     client_data = SimpleNamespace(y_N=torch.zeros(4, 1) if regression else torch.zeros(4).long(), num_outputs=None)
-    registry = SimpleNamespace(task=task, num_outputs=3)
+    registry = SimpleNamespace(task=task, outputs_of=lambda client_data: 3)
     like = Like(client_data=client_data, registry=registry, source=None, preparation=Preparation())
     assert like.targets(given, 2, ignore_label).nan_to_num(-99).tolist() == expected
 
