@@ -35,6 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     given = parser.parse_args(arguments)
     from fl_lightning.trained.loading import load_run
+    from fl_lightning.trained.new_data import untrained
 
     try:
         check_output("--to", given.to, [given.data])
@@ -47,6 +48,8 @@ def main(arguments: Sequence[str]) -> int:
             predicted = run.predictions()[client]
         else:
             predicted = run.predict(data, client, num_finetune_epochs=given.finetune)
+        if not given.onboard and not given.finetune:
+            data = untrained(data)
         run.write_predictions(Path(given.to), data, predicted, run.new_names(given.data, client))
     except (ValueError, OSError) as error:
         return mistake("predict", error)
