@@ -179,6 +179,20 @@ def _number(name: Any, value: Any, owner: str) -> float:
     raise WrongSetting(f"{owner} has the metric {name!r} with value {given}: give a name and a number")
 
 
+#: The callbacks that do what some of Lightning's do.
+_COUNTERPARTS = {
+    "EarlyStopping": "EarlyStopping",
+    "ModelCheckpoint": "FederatedCheckpoint",
+    **dict.fromkeys(("ProgressBar", "RichProgressBar", "TQDMProgressBar"), "RoundProgressBar"),
+}
+
+
+def in_place_of(name: str) -> str:
+    """What to give in place of a callback of Lightning's, by the name of its class."""
+    advice = f"use fl_lightning.callbacks.{_COUNTERPARTS[name]}" if name in _COUNTERPARTS else "leave it out"
+    return f"{advice} (Lightning's own callbacks are for its Trainer)"
+
+
 def check_hooks(callback: object) -> None:
     """Refuse a callback that defines a hook which is never called (a misspelled one would be silently ignored).
 
@@ -186,10 +200,10 @@ def check_hooks(callback: object) -> None:
         ValueError: It is not a :class:`Callback`, or a public ``on_...`` method is not a hook.
     """
     name = type(callback).__name__
+    if isinstance(callback, type):
+        raise ValueError(f"trainer.callbacks: {callback.__name__} is a class: give an instance, {callback.__name__}()")
     if not isinstance(callback, Callback):
-        raise ValueError(
-            f"trainer.callbacks: {name} is not a fl_lightning.Callback (Lightning's own callbacks are for its Trainer)"
-        )
+        raise ValueError(f"trainer.callbacks: {name} is not a fl_lightning.Callback: {in_place_of(name)}")
     hooks = [hook for hook in vars(Callback) if hook.startswith("on_")]
     for method in dir(callback):
         if method.startswith("on_") and method not in hooks:
