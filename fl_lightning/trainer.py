@@ -143,7 +143,7 @@ class FederatedTrainer(Counted):
             RuntimeError: There has been none yet.
         """
         if self._run is None:
-            raise RuntimeError("there is no run yet: call fit, validate, test or predict first")
+            raise RuntimeError("there is no run yet: call fit first, or test with client, data and strategy")
         return self._run
 
     @property
