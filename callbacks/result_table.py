@@ -30,8 +30,9 @@ def result_table(trainer: Trainer, clients: Sequence[Sequence[float]]) -> PlainT
     table.add_column(overflow="fold")  # a path is not cut
     for row in _result_rows(trainer, clients):
         table.add_row(*row)
-    if trainer.run.interruption.received is not None:
-        name = signal.Signals(trainer.run.interruption.received).name
+    if trainer.run.interrupted:
+        received = trainer.run.interruption.received
+        name = "a signal" if received is None else signal.Signals(received).name  # None: another process has it
         table.caption = f"{name} ended it after {trainer.run.round_idx} rounds; continue with ckpt_path=last"
     return table
 
@@ -66,7 +67,7 @@ def next_steps(trainer: Trainer) -> list[str]:
     """The page of a run, and the command that comes next: to go on if a signal ended it, else to use a model."""
     folder, config = trainer.run.folder, trainer.run.config_file if trainer.run.config else ""  # "" from Python
     lines = [f"report: {folder / 'report.html'}"] if (folder / "report.html").is_file() else []
-    if config and trainer.run.interruption.received is not None:
+    if config and trainer.run.interrupted:
         lines.append(f"next: fl-train fit --config {quote(str(folder / config))} --ckpt_path last")
     elif config and (folder / "checkpoints" / "best.ckpt").is_file():
         client = trainer.run.registry.names[trainer.run.training_clients[0]]

@@ -7,7 +7,7 @@ import difflib
 import os
 import sys
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
@@ -153,6 +153,28 @@ def _shipped(name: str) -> Path:
         advice = f"did you mean {SHIPPED}{near[0]}? " if near else ""
         fail(f"--config {SHIPPED}{name}: there is no such configuration. {advice}There are {', '.join(known)}")
     return folder / f"{name}.yaml"
+
+
+def check_output(option: str, file: str, inputs: Iterable[str]) -> None:
+    """Refuse to write where something is read from.
+
+    Args:
+        option: The option that names what is written.
+        file: Its value.
+        inputs: What is read: values of other options, of which some are files.
+
+    Raises:
+        ValueError: The file is one of them.
+    """
+    if any(_is_same(file, each) for each in inputs):
+        raise ValueError(f"{option} {file} would replace what is read: give {option} another name")
+
+
+def _is_same(file: str, other: str) -> bool:
+    try:
+        return os.path.samefile(file, other)
+    except (OSError, ValueError):  # one of them is not there, or no name of a file
+        return False
 
 
 def options(words: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -28,6 +28,7 @@ from fl_lightning.arguments import (
     OVER_THE_NETWORK,
     TRAINER_VERBS,
     VERBS,
+    check_output,
     fail,
     options,
     predicts_new_data,
@@ -38,6 +39,8 @@ from fl_lightning.arguments import (
 from fl_lightning.extras import MissingExtra, require
 from fl_lightning.yaml_input import MOST_DIGITS
 
+#: The options of ``fl-train data`` that name files which are written.
+_WRITTEN = ("--csv", "--picture")
 #: The folder that is searched for modules.
 _searched: list[str] = []
 
@@ -123,16 +126,31 @@ def _purpose(module: str) -> str:
 
 
 def check_files(words: Sequence[str]) -> None:
-    """End the program if a named file cannot be a settings file, or a checkpoint does not exist."""
-    for option, value in options(words):
+    """End the program if a file cannot be one of settings, a checkpoint does not exist, or what is read is written."""
+    given = list(options(words))
+    for option, value in given:
         if len(value) > MOST_DIGITS and value.lstrip("+-").isdigit():
             fail(f"{option} is a number of {len(value)} characters: use at most {MOST_DIGITS}")
         if option in ("-c", "--config") and value:
             _check_endless(f"--config {value}", settings_in(value))
-        elif option not in ("--csv", "--picture"):
+        elif option not in _WRITTEN:
             _check_endless(option, value)
         if option == "--ckpt_path" and value not in ("", "last", "best", "null") and not Path(value).exists():
             fail(f"--ckpt_path {value} does not exist: give a .ckpt file, or last, or best")
+    for option, value in given:
+        if option in _WRITTEN and value:
+            others = [each for other, each in given if other.startswith("-") and other != option]
+            named = [text for other, each in given if other in ("-c", "--config") for text in _texts(settings_in(each))]
+            try:
+                check_output(option, value, [*others, *named])
+            except ValueError as error:
+                fail(str(error))
+
+
+def _texts(settings: Any) -> list[str]:
+    """All texts in settings, some of which may be names of files."""
+    parts = settings.values() if isinstance(settings, dict) else settings if isinstance(settings, list) else ()
+    return [settings] if isinstance(settings, str) else [text for part in parts for text in _texts(part)]
 
 
 def _check_endless(path: str, value: Any) -> None:

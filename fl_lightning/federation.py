@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from fl_lightning.batches.client_data import ClientData
 from fl_lightning.batches.lazy_clients import LazyClients
 from fl_lightning.kernels.randomness import derive_key
+from fl_lightning.models.batch_norm import statistics_of
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.lr_schedule import LRSchedule
 from fl_lightning.tasks import Task
@@ -99,6 +101,10 @@ class ClientRegistry:
             partition_hash=partition_hash,
             layout=task.layout_of(clients),
         )
+
+    def outputs_of(self, client_data: ClientData) -> int:
+        """Outputs that a client's examples can have."""
+        return client_data.num_outputs or self.num_outputs
 
     @property
     def own(self) -> list[str]:
@@ -215,6 +221,11 @@ class Federation:
             return ()
         known = self.client.communicated(self.client.net)
         return tuple(name for name, p in self.client.net.named_parameters() if name not in known and p.requires_grad)
+
+    @cached_property
+    def statistics(self) -> frozenset[str]:
+        """Running statistics among the parameters of the clients' net."""
+        return frozenset() if self.client is None else statistics_of(self.client.net)
 
     @property
     def embedding_channels(self) -> int | None:

@@ -4,7 +4,7 @@ import difflib
 import inspect
 import pkgutil
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import yaml
@@ -21,7 +21,7 @@ from fl_lightning.renamed import CLASSES, MODULES, SETTINGS, present_name
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.participation import Participation
 from fl_lightning.round.privacy import RecordPrivacy
-from fl_lightning.run.callback import Callback
+from fl_lightning.run.callback import Callback, in_place_of
 from fl_lightning.strategies import Strategy
 from fl_lightning.strategies.former_settings import FORMER_SETTINGS
 from fl_lightning.strategies.mixing.aggregation import Aggregation
@@ -43,6 +43,8 @@ _NO_CAUSE = re.compile(
 )
 #: The verb that the parser puts before the name of a setting.
 _VERB = re.compile(rf"\b(?:{'|'.join(TRAINER_VERBS)})\.(?=(?:trainer|strategy|model|data|seed_everything|ckpt_path)\b)")
+#: A callback of Lightning's in a configuration.
+_OF_LIGHTNING = re.compile(r"'class_path': '(?:pytorch_)?lightning\.[\w.]*callbacks\.(?:\w+\.)*(\w+)'")
 _KEY = re.compile(r'Parser key "([^"]+)":?\s*')
 
 
@@ -54,7 +56,7 @@ def plain(message: str, words: Sequence[str] = ()) -> str:
         words: The command line, whose options name the settings.
     """
     text = _VERB.sub("", _cause(_VERB.sub("", message), words))
-    text = _KEY.sub(lambda key: f"{_option_of(key[1], words) or key[1]}: ", text)
+    text = _KEY.sub(lambda key: f"{_option_of(key[1], words) or _path_of(key[1], words, message)}: ", text)
     return re.sub(r"Expected an? <class '([\w.]+)'>\. Got value: (.*)", r"expected \1, got \2", text)
 
 
@@ -64,7 +66,35 @@ def _option_of(setting: str, words: Sequence[str]) -> str:
     return next((option for option in given if option[2:] == setting or option.endswith(f".{setting}")), "")
 
 
+def _path_of(setting: str, words: Sequence[str], message: str = "") -> str:
+    """The whole name of a setting that a configuration file gives, as the setting itself if it is not clear which.
+
+    Args:
+        setting: Its last parts.
+        words: The command line, which names the files.
+        message: What was said, which has the value.
+    """
+    parts = setting.split(".")
+    found: dict[tuple[str, ...], Any] = {}
+    for option, value in options(words):
+        if option in ("-c", "--config") and value:
+            found |= dict(_leaves(_settings_for(words[0], value), ()))
+    ending = {path: value for path, value in found.items() if path[-len(parts) :] == tuple(parts)}
+    if len(ending) > 1:  # such as num_clients of a source and of a partitioner
+        ending = {path: value for path, value in ending.items() if message.endswith(f" {value}")}
+    return ".".join(next(iter(ending))) if len(ending) == 1 else setting
+
+
+def _leaves(settings: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Each setting of a configuration with its path."""
+    for name, value in settings.items() if isinstance(settings, dict) else ():
+        yield (*path, str(name)), value
+        yield from _leaves(value, (*path, str(name)))
+
+
 def _cause(message: str, words: Sequence[str]) -> str:
+    if "Callback" in message and (given := _OF_LIGHTNING.search(message)):
+        return f"trainer.callbacks: {given[1]} is not a fl_lightning.Callback: {in_place_of(given[1])}"
     given = re.search(r"Problem with given class_path '([^']+)'", message)
     if "source" in message and (path := named(words, "data.source")).endswith((".pt", ".csv", ".npz")):
         return f"data.source is a file: give --data.source FileSource --data.source.path {path}"
@@ -85,7 +115,10 @@ def _cause(message: str, words: Sequence[str]) -> str:
         return _unknown_class(unknown[1], message)
     if unknown := re.fullmatch(r"Option '(\S+)' is not accepted", message):
         option = _option_of(unknown[1], words)
-        return _unknown_argument(option[2:], words) if option else _unknown_setting(unknown[1], words)
+        if option:
+            return _unknown_argument(option[2:], words)
+        path = _path_of(unknown[1], words)
+        return f"{path}: " * (path != unknown[1]) + _unknown_setting(unknown[1], words)
     if unknown := re.match(
         r"(?:unrecognized arguments: --|Subcommand '\w+' does not accept option ')([^\s=']+)", message
     ):
@@ -125,9 +158,14 @@ def named(words: Sequence[str], path: str) -> str:
             inline = read(value)
             result = str(inline.get("class_path", "")) if isinstance(inline, dict) else value
         elif option in ("-c", "--config") and value:
-            settings = settings_in(value)
-            result = _class_at(settings.get(words[0], settings), path.split(".")) or result
+            result = _class_at(_settings_for(words[0], value), path.split(".")) or result
     return result
+
+
+def _settings_for(verb: str, config: str) -> Any:
+    """The settings in a file, which may have them for each verb; ``data`` is a group of settings, too."""
+    settings = settings_in(config)
+    return settings if verb == "data" else settings.get(verb, settings)
 
 
 def _class_at(settings: Any, path: Sequence[str]) -> str:
@@ -228,6 +266,9 @@ _WITHOUT_COUNTERPART = {
 }
 
 
+#: Options of the verbs themselves.
+_OF_VERBS = ("config", "ckpt_path", "print_config", "profile", "resume_with_changes", "seed_everything", "help")
+
 #: Names that other trainers use for settings.
 _OTHER_SETTINGS = {"mu": "proximal_weight", "epochs": "num_epochs", "local_epochs": "num_epochs"}
 
@@ -292,6 +333,7 @@ def _unknown_option(option: str) -> str:
         return f"there is no option --{option}: {_WITHOUT_COUNTERPART[option]}"
     sections: dict[str, type] = {"trainer": FederatedTrainer, "data": FederatedDataModule, "model": ClientModule}
     names = [f"{section}.{name}" for section, cls in sections.items() for name in inspect.signature(cls).parameters]
+    names += _OF_VERBS
     parts = option.split(".")
     first = ".".join(parts[:2])
     if first not in names and (near := difflib.get_close_matches(first, names, n=1)):

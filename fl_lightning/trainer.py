@@ -143,7 +143,7 @@ class FederatedTrainer(Counted):
             RuntimeError: There has been none yet.
         """
         if self._run is None:
-            raise RuntimeError("there is no run yet: call fit, validate, test or predict first")
+            raise RuntimeError("there is no run yet: call fit first, or test with client, data and strategy")
         return self._run
 
     @property
@@ -279,12 +279,11 @@ class FederatedTrainer(Counted):
         """
         data.setup()
         table = data.statistics()
-        if csv is not None:
-            with writing(Path(csv)):
-                table.to_csv(csv)
-        if picture is not None:
-            with writing(Path(picture)):
-                table.plot_labels(picture)
+        for file, write in ((csv, table.to_csv), (picture, table.plot_labels)):
+            if file is not None:
+                with writing(Path(file)):
+                    Path(file).parent.mkdir(parents=True, exist_ok=True)
+                    write(file)
         return table
 
     # ------------------------------------------------------------------ setting up

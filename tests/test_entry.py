@@ -1,5 +1,6 @@
 """The entry of the command line: what it responds by itself, and what it hands on."""
 
+import contextlib
 import inspect
 import runpy
 import subprocess
@@ -36,6 +37,25 @@ def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str], monkeypatch: 
     assert "color " in text
     for verb in VERBS:
         assert f" {verb} " in text
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["predict", "runs/none", "--global", "--data", "new.pt", "--to", "./new.pt"], "--to ./new.pt"),
+        (["export", "runs/none", "--onboard", "new.pt", "--to", "new.pt"], "--to new.pt"),
+        (["data", "--config", "own.yaml", "--csv", "own.yaml"], "--csv own.yaml"),
+        (["data", "--config", "own.yaml", "--picture=new.pt"], "--picture new.pt"),
+    ],
+)
+def test_what_is_read_is_not_replaced(words: list[str], option: str, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("new.pt").write_bytes(b"data")
+    Path("own.yaml").write_text("data: {source: {class_path: FileSource, init_args: {path: new.pt}}}")
+    with contextlib.suppress(SystemExit):
+        assert main(words) == 2
+    assert f"error: {option} would replace what is read: give " in capsys.readouterr().err
+    assert Path("new.pt").read_bytes() == b"data"
 
 
 def test_an_interruption_of_the_start_is_one_line(capsys, monkeypatch: pytest.MonkeyPatch) -> None:

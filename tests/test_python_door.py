@@ -81,7 +81,7 @@ def test_models_in_memory_are_evaluated_where_nothing_was_written(
     make_trainer: Any, make_model: Any, federation: Any
 ) -> None:
     trainer = make_trainer(num_rounds=2)
-    with pytest.raises(RuntimeError, match="call fit, validate, test or predict first"):
+    with pytest.raises(RuntimeError, match="call fit first, or test with client, data and strategy"):
         trainer.test()
     trainer.fit(make_model(), federation, FedAvg(num_epochs=1))
     with pytest.warns(UserWarning, match="no checkpoint was written: these are the models of the last round"):

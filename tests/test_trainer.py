@@ -5,6 +5,8 @@ import signal
 import pytest
 import torch
 from both_executors import both_executors
+from lightning import LightningDataModule
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch_geometric.data import Data
 
 from fl_lightning import (
@@ -476,6 +478,11 @@ class Misspelled(Callback):
             r"on_round_end\?",
         ),
         ({"callbacks": object()}, r"object is not a fl_lightning\.Callback"),
+        ({"callbacks": Misspelled}, r"trainer\.callbacks: Misspelled is a class: give an instance, Misspelled\(\)"),
+        (
+            {"callbacks": ModelCheckpoint()},
+            r"Callback: use fl_lightning\.callbacks\.FederatedCheckpoint",
+        ),
         ({"monitor": "val/f1"}, r"trainer\.monitor is 'val/f1', but the model is scored by .*val/acc"),
         (
             {"monitor": "test/acc"},
@@ -493,6 +500,17 @@ class Misspelled(Callback):
 def test_settings_that_do_not_fit(settings, message, federation, make_model, make_trainer) -> None:
     with pytest.raises(ValueError, match=message):
         make_trainer(**settings).fit(make_model(), federation, FedAvg())
+
+
+def test_data_without_clients_are_named(make_trainer) -> None:
+    with pytest.raises(ValueError, match=r"data is LightningDataModule, which has no clients: give data=fl_l"):
+        make_trainer().fit(None, LightningDataModule(), FedAvg())
+
+
+@pytest.mark.parametrize("metrics", [{"f1": object()}, {"f1"}], ids=["mapping", "set"])
+def test_metrics_are_a_list(metrics) -> None:
+    with pytest.raises(ValueError, match=r"model\.metrics is a (dict|set): give a list of names of metrics"):
+        ClientModule(metrics=metrics)
 
 
 @pytest.mark.parametrize("monitor", ["val/acc", "val/acc_weighted", "val/acc_worst", "trained/val/loss_worst"])

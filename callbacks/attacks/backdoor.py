@@ -83,10 +83,11 @@ class Backdoor(Attack):
     def on_clients(self, trainer: Trainer, clients: tuple[Any, ...]) -> tuple[Any, ...]:
         """Poison the training images of the malicious clients, and prepare triggered test images for every client."""
         changed = list(super().on_clients(trainer, clients))
+        outputs_of = trainer.run.registry.outputs_of
         for client in clients:
             require_images(client)
-            require_classes(self, client, client.num_outputs or trainer.run.registry.num_outputs)
-        num_classes = min(client.num_outputs or trainer.run.registry.num_outputs for client in clients)
+            require_classes(self, client, outputs_of(client))
+        num_classes = min(map(outputs_of, clients))
         if not 0 <= self.target < num_classes:
             raise ValueError(f"Backdoor.target must be one of the {num_classes} classes, 0 to {num_classes - 1}")
         shape = clients[0].x_NX.shape[1:]
@@ -189,7 +190,7 @@ class SimpleTuning(Callback):
 
     def on_fit_end(self, trainer: Trainer) -> None:
         """Fine-tune the classifiers and score them, unless the run was interrupted."""
-        if trainer.run.interruption.received is not None:
+        if trainer.run.interrupted:
             return
         evaluation = self._tuning(trainer)
         run = trainer.run

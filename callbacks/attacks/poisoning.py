@@ -133,7 +133,7 @@ class LabelFlipping(Attack):
         """Change the labels of the malicious clients' training examples."""
         changed = list(super().on_clients(trainer, clients))
         for client in self.malicious:
-            num_classes = changed[client].num_outputs or trainer.run.registry.num_outputs
+            num_classes = trainer.run.registry.outputs_of(changed[client])
             require_classes(self, changed[client], num_classes)
             draw = generator(self.root, "label flipping", client)
             changed[client] = self._flip(changed[client], num_classes, draw)

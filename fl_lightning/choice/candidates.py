@@ -11,7 +11,7 @@ from fl_lightning.choice.halving import MOST_POINTS
 from fl_lightning.choice.ranges import Range, drawn
 from fl_lightning.refusals import known_classes, why_not_imported
 from fl_lightning.strategies import Strategy
-from fl_lightning.study.edge import Point, label_of, points_of
+from fl_lightning.study.edge import Point, given_twice, points_of
 from fl_lightning.study.schema import Axis, Settings
 
 #: The one case of the study that a search is.
@@ -83,8 +83,8 @@ def candidates(
     fields = {name: _settings_of(name) for name in names}
     grid = dict(grid or {})
     for setting, values in grid.items():
-        if (again := _repeated(setting, values)) is not None:
-            raise WrongChoice(f"--grid {setting}: {again} is there twice: give each value once")
+        if (again := given_twice(setting, list(values))) is not None:
+            raise WrongChoice(f"--grid {setting}: {values[again]} is there twice: give each value once")
         if setting.startswith("strategy.") and not any(setting.split(".")[1] in each for each in fields.values()):
             raise WrongChoice(f"--grid {setting}: none of {', '.join(names)} has this setting")
     optimizer = ((config.get("model") or {}).get("init_args") or {}).get("optimizer")
@@ -99,14 +99,6 @@ def candidates(
     except ValueError as error:
         raise WrongChoice(str(error)) from error
     return [_candidate(name, config, given if name == own else {}, fields[name], grid, ranges) for name in names]
-
-
-def _repeated(setting: str, values: Sequence[Any]) -> str | None:
-    """A value that is the same as an earlier one, or has its label; None if there is none."""
-    for index, value in enumerate(values):
-        if any(value == each or label_of(setting, value) == label_of(setting, each) for each in values[:index]):
-            return str(value)
-    return None
 
 
 def _candidate(

@@ -208,7 +208,10 @@ class Compared:
                 continue
             first, second = (partition_of(each) for each in (run, theirs[seed]))
             if first and second and first != second:
-                self._note(f"{label} and {self.reference} are not paired at seed {seed}: their partitions differ.")
+                self._note(
+                    f"{label} and {self.reference} are not paired at seed {seed}: their partitions differ "
+                    "(data.seed, or other settings of the data)."
+                )
             else:
                 pairs.append((run, theirs[seed]))
         if not pairs:
@@ -242,7 +245,8 @@ class Compared:
         if most < 2:
             return (
                 f"{'No seed is' if most == 0 else 'Only one seed is'} common to these configurations on one partition, "
-                "so this comparison decides nothing: train each with several seeds (seed_everything)."
+                "so this comparison decides nothing: train each with several seeds (seed_everything; "
+                "data.seed draws the partition)."
             )
         sign = -1 if self.less_is_better else 1
         better = [label for label in self.others if min(sign * gaps.loc[label, ["low", "high"]]) > 0]

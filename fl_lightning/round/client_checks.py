@@ -42,6 +42,11 @@ def check_client_settings(
         raise ValueError(f"model.running_statistics must be 'personal' or 'shared', got {running_statistics!r}")
     if isinstance(metrics, str):
         raise ValueError(f"model.metrics is {metrics!r}: give a list, [{metrics!r}]")
+    if not isinstance(metrics, list | tuple | None):
+        raise ValueError(
+            f"model.metrics is a {type(metrics).__name__}: give a list of names of metrics, such as ['f1'], or "
+            "override scores for one of your own"
+        )
     known = (*CLASS_METRICS, *PER_CLASS, *PER_DEGREE, *NUMBER_METRICS)
     for name in metrics or ():
         if not isinstance(name, str) or name not in known:  # a metric of torchmetrics "equals" every name

@@ -86,6 +86,7 @@ class Run:
         unusual: Clients that sent an update far longer than the others'; the first was reported by name.
         should_stop: Whether the current round is the last.
         interruption: The signal that ends the run.
+        interrupted: Whether a signal, of any process, has ended the rounds.
         loggers: The loggers of the metrics.
         clock: Measures the parts of the rounds.
         trace: Records some rounds, if requested.
@@ -126,6 +127,7 @@ class Run:
     unusual: set[int] = field(default_factory=set)
     should_stop: bool = False
     interruption: Interruption = field(default_factory=Interruption)
+    interrupted: bool = False
     loggers: list[Logger] = field(default_factory=list)
     clock: RoundClock = field(default_factory=RoundClock)
     trace: RoundTrace | None = None

@@ -93,13 +93,13 @@ class Callback(Counted):
         """The server has aggregated ``payload``, the updates that passed its checks."""
 
     def on_evaluate(self, trainer: Trainer, metrics: dict[str, float], prefix: str) -> None:
-        """Models were scored, but the best round is not updated yet; metrics may be added to ``metrics``.
+        """Models were scored, but the best round is not updated yet; metrics, numbers, may be added to ``metrics``.
 
         ``trainer.run.scores[prefix + kind]`` holds each client's scores, for every kind of model that was evaluated.
         """
 
     def on_round_end(self, trainer: Trainer, metrics: dict[str, float]) -> None:
-        """After the evaluation; metrics added to ``metrics`` are logged with the round's."""
+        """After the evaluation; metrics, numbers, that are added to ``metrics`` are logged with the round's."""
 
     def on_checkpoint_point(self, trainer: Trainer) -> None:
         """The round is over and logged: the only place where a checkpoint may be written."""
@@ -136,12 +136,61 @@ class Hooks:
         for callback in self.trainer.callbacks:
             getattr(callback, hook)(self.trainer, *args)
 
+    def measured(self, hook: str, metrics: dict[str, float], *args: Any) -> None:
+        """Call a hook that may add metrics, which become Python's numbers.
+
+        Raises:
+            WrongSetting: A callback has added something else.
+        """
+        for callback in self.trainer.callbacks:
+            getattr(callback, hook)(self.trainer, metrics, *args)
+            take_numbers(metrics, f"callback {type(callback).__name__}")
+
     def passed(self, hook: str, *args: Any) -> Any:
         """Call a hook that returns its last argument or a replacement, which is passed to the next callback."""
         *others, value = args
         for callback in self.trainer.callbacks:
             value = getattr(callback, hook)(self.trainer, *others, value)
         return value
+
+
+def take_numbers(metrics: dict[str, Any], owner: str) -> None:
+    """Make metrics Python's numbers where they are those of torch or NumPy.
+
+    Args:
+        metrics: The metrics by name, changed in place.
+        owner: Whose they are, for the message.
+
+    Raises:
+        WrongSetting: One is no number, or its name is no text.
+    """
+    for name, value in metrics.items():
+        if type(value) not in (float, int) or type(name) is not str:
+            metrics[name] = _number(name, value, owner)
+
+
+def _number(name: Any, value: Any, owner: str) -> float:
+    try:
+        if isinstance(name, str) and not isinstance(value, str | bytes):
+            return float(value)
+    except (TypeError, ValueError, RuntimeError):  # of None, of a list, of a tensor of several numbers
+        pass
+    given = " ".join(repr(value).split())
+    raise WrongSetting(f"{owner} has the metric {name!r} with value {given}: give a name and a number")
+
+
+#: The callbacks that do what some of Lightning's do.
+_COUNTERPARTS = {
+    "EarlyStopping": "EarlyStopping",
+    "ModelCheckpoint": "FederatedCheckpoint",
+    **dict.fromkeys(("ProgressBar", "RichProgressBar", "TQDMProgressBar"), "RoundProgressBar"),
+}
+
+
+def in_place_of(name: str) -> str:
+    """What to give in place of a callback of Lightning's, by the name of its class."""
+    advice = f"use fl_lightning.callbacks.{_COUNTERPARTS[name]}" if name in _COUNTERPARTS else "leave it out"
+    return f"{advice} (Lightning's own callbacks are for its Trainer)"
 
 
 def check_hooks(callback: object) -> None:
@@ -151,10 +200,10 @@ def check_hooks(callback: object) -> None:
         ValueError: It is not a :class:`Callback`, or a public ``on_...`` method is not a hook.
     """
     name = type(callback).__name__
+    if isinstance(callback, type):
+        raise ValueError(f"trainer.callbacks: {callback.__name__} is a class: give an instance, {callback.__name__}()")
     if not isinstance(callback, Callback):
-        raise ValueError(
-            f"trainer.callbacks: {name} is not a fl_lightning.Callback (Lightning's own callbacks are for its Trainer)"
-        )
+        raise ValueError(f"trainer.callbacks: {name} is not a fl_lightning.Callback: {in_place_of(name)}")
     hooks = [hook for hook in vars(Callback) if hook.startswith("on_")]
     for method in dir(callback):
         if method.startswith("on_") and method not in hooks:

@@ -62,7 +62,7 @@ class Evaluator:
             metrics |= values | summarize_sums(_scored(result.sums) if kind else result.sums, prefix + kind)
             failures = gather_by_client(run.fabric, result.failures)
             self.failures.report(failures, f"in the evaluation {prefix + kind!r}", len(clients))
-        self.hooks.call("on_evaluate", metrics, prefix)
+        self.hooks.measured("on_evaluate", metrics, prefix)
         return metrics
 
     def check_monitor(self) -> None:

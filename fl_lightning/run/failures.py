@@ -86,7 +86,7 @@ class Failures:
             TooFewUpdates: All rounds failed.
         """
         run = self.run
-        if run.interruption.received is None and run.history and all(row["failed_round"] for row in run.history):
+        if not run.interrupted and run.history and all(row["failed_round"] for row in run.history):
             run.selection.reset()
             what = "the only round failed" if len(run.history) == 1 else f"all {len(run.history)} rounds failed"
             raise TooFewUpdates(f"nothing was learned, {what}: {self.shortage()}")

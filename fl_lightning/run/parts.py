@@ -40,6 +40,11 @@ def complete(
         if not isinstance(given, kind):
             called = given.__name__ if isinstance(given, type) else type(given).__name__
             raise ValueError(f"{name} is {called}, which is no {kind.__name__}: give {name}={example}")
+    if not hasattr(data, "collator"):
+        raise ValueError(
+            f"data is {type(data).__name__}, which has no clients: give data={kinds['data'][2]}, with a source such as "
+            "fl_lightning.data.FileSource('graph.pt')"
+        )
     assert data is not None
     assert strategy is not None
     refuse_misnamed_hooks(strategy)

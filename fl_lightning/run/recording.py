@@ -13,7 +13,7 @@ from fl_lightning.run.profiling import RoundTrace
 
 @contextmanager
 def recorded(run: Run, trainer: Any, hooks: Hooks, *, profile: bool) -> Iterator[None]:
-    """Begin the records of a run, and close them when it ends, in whatever way.
+    """Begin the records of a run, and close them when it ends, in whatever way; a signal does not end it before.
 
     Args:
         run: The run, with its folder and after a checkpoint was loaded.
@@ -26,15 +26,16 @@ def recorded(run: Run, trainer: Any, hooks: Hooks, *, profile: bool) -> Iterator
     run.written = write_configuration(run, trainer)
     loggers.log_settings(run.loggers, run.written)
     run.trace = RoundTrace(run.folder / f"trace{run.fabric.global_rank or ''}.json") if profile else None
-    try:
-        yield
-        _write_profile(run)
-    except BaseException as error:
-        hooks.call("on_exception", error)
-        with suppress(OSError):  # it would hide the error that ended the run
-            _end(run, error, started=trainer.started)
-        raise
-    _end(run, None, started=True)
+    with run.interruption:  # until the result is written
+        try:
+            yield
+            _write_profile(run)
+        except BaseException as error:
+            hooks.call("on_exception", error)
+            with suppress(OSError):  # it would hide the error that ended the run
+                _end(run, error, started=trainer.started)
+            raise
+        _end(run, None, started=True)
 
 
 def _end(run: Run, error: BaseException | None, *, started: bool) -> None:

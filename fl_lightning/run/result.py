@@ -27,7 +27,7 @@ def summary(run: Run, error: BaseException | None = None) -> dict[str, Any]:
         are any; its marks (:mod:`fl_lightning.run.curve`); failures by client; the seconds of all rounds and the bytes
         communicated in them, if counted; and the settings and versions of the run.
     """
-    interrupted = run.interruption.received is not None or isinstance(error, KeyboardInterrupt)
+    interrupted = run.interrupted or isinstance(error, KeyboardInterrupt)
     seconds = sum(row["seconds"] for row in run.history)
     counted = [way for way in _WAYS if any(f"comm/bytes_{way}" in row for row in run.history)]
     return {

@@ -17,7 +17,7 @@ from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Phase, Stage, StageAddress
 from fl_lightning.run import unseen
 from fl_lightning.run.assembly import Run
-from fl_lightning.run.callback import Hooks
+from fl_lightning.run.callback import Hooks, take_numbers
 from fl_lightning.run.curve import NUM_OVERFLOWS
 from fl_lightning.run.evaluation import Evaluator, epsilons
 from fl_lightning.run.failures import Failures, TooFewUpdates
@@ -63,19 +63,18 @@ class Rounds:
             TooFewUpdates: Too few clients responded before the first round, in too many rounds, or in all of them.
         """
         run = self.run
-        with run.interruption:
-            first = () if resumed else run.strategy.initial_stages()
-            if not self.exchange(first, run.training_clients, "initial"):
-                raise TooFewUpdates(f"no round can begin, {self.failures.shortage()}")
-            self.evaluate.check_monitor()
-            run.clock = RoundClock()  # measures only the rounds
-            while run.round_idx < self.num_rounds and not run.should_stop:
-                self.run_round()
-                self.failures.check_failed_rounds()
-            self.failures.check_any_round()
-            self._warn_without_choice()
-            if run.interruption.received is None and run.unseen_clients:
-                run.selection.result.update(unseen.join_chosen_server(run, self.exchange, self.evaluate))
+        first = () if resumed else run.strategy.initial_stages()
+        if not self.exchange(first, run.training_clients, "initial"):
+            raise TooFewUpdates(f"no round can begin, {self.failures.shortage()}")
+        self.evaluate.check_monitor()
+        run.clock = RoundClock()  # measures only the rounds
+        while run.round_idx < self.num_rounds and not run.should_stop:
+            self.run_round()
+            self.failures.check_failed_rounds()
+        self.failures.check_any_round()
+        self._warn_without_choice()
+        if run.unseen_clients and not run.interrupted:
+            run.selection.result.update(unseen.join_chosen_server(run, self.exchange, self.evaluate))
 
     def run_round(self) -> None:
         """Run one round: draw its clients, exchange messages, evaluate the models; then log and save it."""
@@ -88,6 +87,7 @@ class Rounds:
         run.num_overflows = 0
         is_failed = not self.exchange(run.strategy.stages(run.round_idx), work_fraction, "round")
         metrics: dict[str, float] = dict(run.strategy.metrics())
+        take_numbers(metrics, f"strategy {type(run.strategy).__name__}")
         is_last = run.should_stop or run.round_idx + 1 == self.num_rounds
         if is_due := is_last or (run.round_idx + 1) % self.evaluate_every == 0:
             metrics = self._evaluated(metrics)
@@ -100,7 +100,7 @@ class Rounds:
         metrics |= {NUM_OVERFLOWS: run.num_overflows} if run.num_overflows else {}
         metrics["failed_round"] = int(is_failed)
         with run.clock.part("logging"):
-            self.hooks.call("on_round_end", metrics)
+            self.hooks.measured("on_round_end", metrics)
         if run.should_stop and not is_due:  # a callback has just made it the last round
             metrics = self._evaluated(metrics)
         with run.clock.part("logging"):
@@ -110,7 +110,7 @@ class Rounds:
                 logger.log_metrics(metrics, run.round_idx)
         run.round_idx += 1
         if any(gather_objects(run.fabric, run.interruption.received is not None)):
-            run.should_stop = True
+            run.should_stop = run.interrupted = True
         with run.clock.part("checkpoint"):
             self.hooks.call("on_checkpoint_point")
         run.clock.end_round(time.perf_counter() - start)

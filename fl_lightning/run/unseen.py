@@ -1,7 +1,8 @@
 """Onboarding: clients that were held out of the training join the trained server."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from fl_lightning.round.stage import Phase, Stage
 from fl_lightning.run.assembly import Run
@@ -23,22 +24,32 @@ def join(run: Run, exchange: Exchange, evaluate: Evaluate) -> dict[str, float]:
 
     The server is then as it was before.
     """
-    server = copy.deepcopy(run.strategy.state_dict())
-    if run.executor.round is not None and run.executor.round[0] == "onboarding":  # they have joined before
-        run.executor.reset(run.unseen_clients)
-    exchange(run.strategy.onboarding_stages(), run.unseen_clients, "onboarding")
-    metrics = evaluate(run.unseen_clients, "unseen/")
-    run.strategy.load_state_dict(server)
-    return metrics
+    with _server_kept(run):
+        return _joined(run, exchange, evaluate)
 
 
 def join_chosen_server(run: Run, exchange: Exchange, evaluate: Evaluate) -> dict[str, float]:
     """Onboard the unseen clients to the server of the best round; what the last round left stays."""
-    num_rounds, last_server = run.round_idx, copy.deepcopy(run.strategy.state_dict())
     assert run.best_server is not None, "some round is the best"
-    run.strategy.load_state_dict(copy.deepcopy(run.best_server))
-    run.round_idx = run.selection.best_round + 1
-    metrics = join(run, exchange, evaluate)
-    run.round_idx = num_rounds
-    run.strategy.load_state_dict(last_server)
+    num_rounds = run.round_idx
+    with _server_kept(run):
+        run.strategy.load_state_dict(copy.deepcopy(run.best_server))
+        run.round_idx = run.selection.best_round + 1
+        metrics = _joined(run, exchange, evaluate)
+        run.round_idx = num_rounds
     return metrics
+
+
+@contextmanager
+def _server_kept(run: Run) -> Iterator[None]:
+    """Give the server back the state that it had before."""
+    server = copy.deepcopy(run.strategy.state_dict())
+    yield
+    run.strategy.load_state_dict(server)
+
+
+def _joined(run: Run, exchange: Exchange, evaluate: Evaluate) -> dict[str, float]:
+    if run.executor.round is not None and run.executor.round[0] == "onboarding":  # they have joined before
+        run.executor.reset(run.unseen_clients)
+    exchange(run.strategy.onboarding_stages(), run.unseen_clients, "onboarding")
+    return evaluate(run.unseen_clients, "unseen/")

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from fl_lightning.batches.base import Batch, pad
 from fl_lightning.federation import Federation
-from fl_lightning.models.batch_norm import statistics_of
 from fl_lightning.models.output import NetOutput
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
@@ -65,7 +64,7 @@ class Pooled(Strategy):
     def setup(self, federation: Federation) -> None:
         """Begin with the initial model."""
         super().setup(federation)
-        if (client := federation.client) and client.running_statistics == "personal" and statistics_of(client.net):
+        if (client := federation.client) and client.running_statistics == "personal" and federation.statistics:
             raise ValueError(
                 "Pooled has one model for all clients, but model.running_statistics is 'personal': set it to 'shared'"
             )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fl_lightning.run.own_code import own_files
-from fl_lightning.study.edge import Ordered, Point, points_of, shown_names
+from fl_lightning.study.edge import Ordered, Point, given_twice, points_of, shown_names
 from fl_lightning.study.schema import Axis, Case, File, Method, Until, WrongStudy, read_file, read_yaml
 
 #: Metric of every round: bytes of all payloads so far.
@@ -298,10 +298,7 @@ class Study:
     def _check_axis(self, where: str, name: str, axis: Axis) -> None:
         if not axis:
             self._refuse(where, axis, "give values")
-        points = list(points_of(name, axis))
-        if any(
-            label == one or settings == same for (label, settings), (one, same) in itertools.combinations(points, 2)
-        ):
+        if given_twice(name, axis) is not None:
             self._refuse(where, axis, "give each value once: every method tries as many settings, different ones")
         if isinstance(axis, list) and "." not in name:
             self._refuse(where, axis, "a list of values is for a setting (its dotted name), labels need settings each")

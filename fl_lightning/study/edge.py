@@ -39,6 +39,20 @@ def points_of(name: str, axis: Axis, shown: str | None = None) -> Iterator[Point
             yield f"{shown}={value}", {name: value}
 
 
+def given_twice(name: str, axis: Axis) -> int | None:
+    """The place of a point of an axis that is the same as an earlier one, or has its label; None if there is none.
+
+    Example:
+        >>> given_twice("model.optimizer.lr", [0.1, 0.01, 0.10])
+        2
+    """
+    points = list(points_of(name, axis))
+    for index, (label, settings) in enumerate(points):
+        if any(label == one or settings == same for one, same in points[:index]):
+            return index
+    return None
+
+
 def shown_names(axes: Mapping[str, Axis], going_on: Collection[str] = ()) -> dict[str, str]:
     """The name of each axis in labels: of a setting's the last part.
 

@@ -335,12 +335,12 @@ def duration(seconds: float) -> str:
     """A time in words.
 
     Example:
-        >>> duration(42), duration(4000), duration(100000)
-        ('42 s', '67 min', '27.8 h')
+        >>> duration(42), duration(119.7), duration(4000), duration(100000)
+        ('42 s', '2 min', '67 min', '27.8 h')
     """
-    if seconds < 120:
+    if round(seconds) < 120:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 2 * 3600 else f"{seconds / 3600:.1f} h"
+    return f"{seconds / 60:.0f} min" if round(seconds / 60) < 120 else f"{seconds / 3600:.1f} h"
 
 
 def count_of(number: int) -> str:

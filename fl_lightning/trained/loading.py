@@ -196,7 +196,7 @@ class LoadedRun:
                 f"{self.strategy} has one model, but each client its own running statistics "
                 f"({', '.join(sorted(own))}): train with model.running_statistics set to shared, or use client(name)"
             )
-        raise ValueError(f"{self.strategy} left each client a model of its own: use client(name)")
+        raise ValueError(f"{self.strategy} left each client a model of its own: use client(name), --client NAME")
 
     def new_data(self, new: Any, client: str | None = None) -> ClientData:
         """New data in the form of a client's, prepared as the run's were.

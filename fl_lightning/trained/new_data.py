@@ -57,7 +57,7 @@ class Like:
     @property
     def num_outputs(self) -> int:
         """Outputs that the client's examples can have."""
-        return self.client_data.num_outputs or self.registry.num_outputs
+        return self.registry.outputs_of(self.client_data)
 
     @property
     def kind(self) -> str:
@@ -191,6 +191,11 @@ def _described(source: Source) -> GraphSetSource:
 
 def _graph_or_given(saved: Any) -> Any:
     return Data.from_dict(saved) if isinstance(saved, dict) and "edge_index" in saved else saved
+
+
+def untrained(new: ClientData) -> ClientData:
+    """New data that nobody trains on: what would train has no role."""
+    return dataclasses.replace(new, train_mask_N=torch.zeros_like(new.train_mask_N))
 
 
 @functools.singledispatch

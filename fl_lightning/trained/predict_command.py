@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from fl_lightning.arguments import mistake
+from fl_lightning.arguments import check_output, mistake
 from fl_lightning.trained.arguments import add_neighbors, onboarded, weights_of
 
 
@@ -35,8 +35,10 @@ def main(arguments: Sequence[str]) -> int:
     )
     given = parser.parse_args(arguments)
     from fl_lightning.trained.loading import load_run
+    from fl_lightning.trained.new_data import untrained
 
     try:
+        check_output("--to", given.to, [given.data])
         run = load_run(given.run, checkpoint=given.checkpoint)
         client, neighbors = given.client, weights_of(given.neighbors, joins=given.onboard)
         if given.onboard:
@@ -46,6 +48,8 @@ def main(arguments: Sequence[str]) -> int:
             predicted = run.predictions()[client]
         else:
             predicted = run.predict(data, client, num_finetune_epochs=given.finetune)
+        if not given.onboard and not given.finetune:
+            data = untrained(data)
         run.write_predictions(Path(given.to), data, predicted, run.new_names(given.data, client))
     except (ValueError, OSError) as error:
         return mistake("predict", error)

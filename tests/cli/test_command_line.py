@@ -134,6 +134,13 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--data={init_args: {}}"], "data takes no init_args"),
         (["--config=misspelled.yaml"], "there is no option --trainer.num_round: did you mean --trainer.num_rounds?"),
         (["--config=nested_settings.yaml"], "strategy.init_args takes no init_args"),
+        (["--conifg=mine.yaml"], "there is no option --conifg: did you mean --config?"),
+        (["--config=wrong_kind.yaml"], "data.partitioner.init_args.num_clients: expected int, got three"),
+        (["--config=wrong_name.yaml"], "trainer.participation.fractoin: there is no setting 'fractoin' here: did you"),
+        (
+            ["--config=of_lightning.yaml"],
+            "is not a fl_lightning.Callback: use fl_lightning.callbacks.FederatedCheckpoint",
+        ),
         (["--seed_everything=many"], "seed_everything: expected bool or int, got many"),
         (["--strategy.init_epochs=-1"], "strategy.init_epochs must not be negative, got -1"),
         (["--strategy.hypernetwork_lr=-1"], "strategy.hypernetwork_lr must not be negative, got -1.0"),
@@ -198,6 +205,11 @@ def test_mistakes(arguments: list[str], expected: str, capsys: pytest.CaptureFix
     Path("a_seed_that_is_true.yaml").write_text("seed_everything: true")
     Path("misspelled.yaml").write_text("trainer: {num_round: 3}")
     Path("nested_settings.yaml").write_text("strategy: {class_path: FedAvg, init_args: {init_args: {}}}")
+    wrong = "data: {partitioner: {class_path: MetisPartitioner, init_args: {num_clients: three}}}"
+    Path("wrong_kind.yaml").write_text(wrong)
+    Path("wrong_name.yaml").write_text("trainer: {participation: {fractoin: 1}}")
+    of_lightning = "lightning.pytorch.callbacks.ModelCheckpoint"
+    Path("of_lightning.yaml").write_text(f"trainer: {{callbacks: [{{class_path: {of_lightning}}}]}}")
     assert expected in refused(capsys, "fit", *SMALL, *arguments)
 
 
@@ -409,9 +421,9 @@ def test_second_run_takes_the_next_version_and_last_continues_the_newest() -> No
 
 
 def test_data_prints_and_saves_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["data", *SMALL, "--csv=clients.csv", "--picture=labels.png"]) == 0
+    assert main(["data", *SMALL, "--csv=tables/clients.csv", "--picture=labels.png"]) == 0
     assert "heterogeneity" in capsys.readouterr().out
-    with Path("clients.csv").open() as file:
+    with Path("tables/clients.csv").open() as file:
         assert [row["client"] for row in csv.DictReader(file)][:2] == ["client-00", "client-01"]
     assert Path("labels.png").read_bytes().startswith(b"\x89PNG")
 

@@ -8,11 +8,14 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from fl_lightning import Callback, ClientModule, Participation, SequentialExecutor
 from fl_lightning.callbacks import CommunicationLedger
 from fl_lightning.run import result
+from fl_lightning.run.callback import WrongSetting, take_numbers
 from fl_lightning.run.failures import TooFewUpdates
 from fl_lightning.strategies import FedAvg, FedSheafHN, Local
 from fl_lightning.strategies.mixing.aggregation import CoordinateMedian
@@ -97,6 +100,52 @@ def test_how_it_ended(federation, make_model, make_trainer) -> None:
     with pytest.raises(ZeroDivisionError):
         trainer.fit(make_model(), federation, FedAvg())
     assert (read(trainer)["status"], read(trainer)["error"]) == ("failed", "ZeroDivisionError: a bug")
+
+
+class StopsReport(Callback):
+    def on_fit_end(self, trainer: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_signal_after_the_last_round_loses_no_result(federation, make_model, make_trainer) -> None:
+    def ended(*_: Any) -> None:
+        raise AssertionError("the run was not asked")
+
+    before = signal.signal(signal.SIGTERM, ended)
+    try:
+        trainer = make_trainer(callbacks=StopsReport(), num_rounds=1)
+        chosen = trainer.fit(make_model(), federation, FedAvg())
+        assert signal.getsignal(signal.SIGTERM) is ended
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (read(trainer)["status"], read(trainer)["result"]) == ("finished", chosen)
+    assert trainer.run.interruption.received == signal.SIGTERM  # the exit code of the command line
+
+
+class Adds(Callback):
+    def __init__(self, hook: str, value: Any) -> None:
+        self.value = value
+        setattr(self, hook, lambda trainer, metrics, *_: metrics.update(own=self.value))
+
+
+@pytest.mark.parametrize("hook", ["on_evaluate", "on_round_end"])
+def test_numbers_of_callbacks_are_pythons(hook, federation, make_model, make_trainer) -> None:
+    for value in (torch.tensor([0.5]), np.float32(0.5), np.array(0.5)):
+        trainer = make_trainer(callbacks=Adds(hook, value), num_rounds=1)
+        trainer.fit(make_model(), federation, FedAvg())
+        [row] = trainer.run.history
+        assert (row["own"], type(row["own"])) == (0.5, float)
+    assert read(trainer)["result"].get("own", 0.5) == 0.5
+
+
+@pytest.mark.parametrize("value", [None, "0.5", torch.zeros(2)], ids=["none", "text", "two"])
+def test_what_is_no_number_is_refused_in_the_first_round(value, federation, make_model, make_trainer) -> None:
+    trainer = make_trainer(callbacks=Adds("on_round_end", value))
+    with pytest.raises(WrongSetting, match=r"callback Adds has the metric 'own' with value "):
+        trainer.fit(make_model(), federation, FedAvg())
+    assert trainer.run.round_idx == 0
+    with pytest.raises(WrongSetting, match=r"strategy Own has the metric 3 with value 1: give a name and a number"):
+        take_numbers({"a": 1, 3: 1}, "strategy Own")
 
 
 # ---------------------------------------------------------------- failed rounds

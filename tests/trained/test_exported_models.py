@@ -332,4 +332,5 @@ def test_a_run_of_the_command_line(tmp_path, monkeypatch, capsys) -> None:
         assert run.same(loaded, run.client("client-03"), "client-03")
     assert main(["export", folder, "--client", "nobody"]) == 2
     assert main(["export", folder, "--global"]) == 2
-    assert "FedSheafHN left each client a model of its own" in capsys.readouterr().err
+    said = "FedSheafHN left each client a model of its own: use client(name), --client NAME"
+    assert said in capsys.readouterr().err

@@ -109,7 +109,7 @@ def test_who_trains_and_who_tests_is_as_given(run, make_trainer, tmp_path) -> No
 def test_which_targets_are_unknown(regression, ignore_label, given, expected) -> None:
     task = NodeRegression() if regression else NodeClassification()
     client_data = SimpleNamespace(y_N=torch.zeros(4, 1) if regression else torch.zeros(4).long(), num_outputs=None)
-    registry = SimpleNamespace(task=task, num_outputs=3)
+    registry = SimpleNamespace(task=task, outputs_of=lambda client_data: 3)
     like = Like(client_data=client_data, registry=registry, source=None, preparation=Preparation())
     assert like.targets(given, 2, ignore_label).nan_to_num(-99).tolist() == expected
 
@@ -262,6 +262,11 @@ def test_the_run_may_be_named_last(whose: list[str], capsys) -> None:
     assert "fl-train predict: error: there is no folder runs/none" in capsys.readouterr().err
 
 
+def splits_in(file: str) -> list[str]:
+    with open(file, newline="") as rows:
+        return [row["split"] for row in csv.DictReader(rows)]
+
+
 @pytest.mark.full
 def test_the_command(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
@@ -273,8 +278,9 @@ def test_the_command(tmp_path, monkeypatch, capsys) -> None:
     torch.save(graph_of(data, y=data.y_N).to_dict(), "new.pt")
     command = ["predict", "runs/quickstart/version_0", "--data", "new.pt", "--client", "client-03"]
     assert main([*command, "--finetune", "2"]) == 0
-    with open("predictions.csv", newline="") as file:
-        assert len(list(csv.DictReader(file))) == data.size
+    assert splits_in("predictions.csv") == ["train"] * data.size
     assert "predictions in predictions.csv: FedSheafHN after round 0" in capsys.readouterr().out
+    assert main(command) == 0
+    assert splits_in("predictions.csv") == ["none"] * data.size
     assert main([*command[:-1], "nobody"]) == 2
     assert "there is no training client 'nobody'" in capsys.readouterr().err

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from fl_lightning.batches.base import Batch
 from fl_lightning.federation import Federation
-from fl_lightning.models.batch_norm import statistics_of
 from fl_lightning.models.twin import Twin
 from fl_lightning.round.client import ClientModule, parameters_of
 from fl_lightning.round.context import Context, Parameters
@@ -76,9 +75,7 @@ class Ditto(Twins):
         is_step = self.decoupled and self.proximal_weight
         if not is_step:
             return LocalProgram()
-        client = self.federation.client
-        assert client is not None, "known where clients train"
-        return LocalProgram(final=Pull(learning_rate * self.proximal_weight, statistics_of(client.net)))
+        return LocalProgram(final=Pull(learning_rate * self.proximal_weight, self.federation.statistics))
 
     def join(self) -> Stage:
         """An unseen client trains its personal model for as long as a round."""

@@ -27,7 +27,6 @@ from torch import Tensor
 
 from fl_lightning.federation import Federation
 from fl_lightning.kernels.per_client import along
-from fl_lightning.models.batch_norm import statistics_of
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.program import Change, LocalProgram
@@ -104,9 +103,7 @@ class PFedMe(FedAvg):
 
     def begin(self, parameters: Parameters, context: Context) -> Change:
         """x_i <- w_i before the first step on a batch, but for running statistics, which are of what x_i has seen."""
-        client = self.federation.client
-        assert client is not None, "known where clients train"
-        kept = statistics_of(client.net)
+        kept = self.federation.statistics
         return Change(parameters={name: w for name, w in context.anchor.items() if name not in kept})
 
     def follow(self, parameters: Parameters, context: Context) -> Change:

@@ -511,7 +511,7 @@ def test_flipped_labels_are_of_the_clients_own_classes() -> None:
         num_outputs: int | None
 
     clients = tuple(Client(torch.zeros(500).long(), torch.ones(500).bool(), count) for count in (2, 3, None))
-    registry = types.SimpleNamespace(num_outputs=5)
+    registry = types.SimpleNamespace(outputs_of=lambda client: client.num_outputs or 5)
     run = types.SimpleNamespace(registry=registry, training_clients=(0, 1, 2, 3), seed=0)
     changed = LabelFlipping(clients=[0, 1, 2]).on_clients(types.SimpleNamespace(run=run), clients)
     assert [each.y_N.unique().tolist() for each in changed] == [[1], [1, 2], [1, 2, 3, 4]]
