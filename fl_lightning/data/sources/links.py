@@ -14,6 +14,7 @@ import torch
 from scipy.io import loadmat
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.utils import is_undirected
 
 from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.batches.pairs import ClientPairs
@@ -73,7 +74,7 @@ class Links(Source):
             features of other clients' nodes are not known; the splitter must give a link one role for all clients.
 
     Raises:
-        ValueError: A setting is out of range, or the source is not of a graph.
+        ValueError: A setting is out of range, the source is not of a graph, or the graph is directed.
     """
 
     def __init__(
@@ -90,8 +91,6 @@ class Links(Source):
             raise ValueError(f"Links.source is {type(source).__name__}: give the source of a graph")
         if features not in get_args(Features):
             raise ValueError(f"features must be {' or '.join(get_args(Features))}, got {features!r}")
-        if not source.preparation.undirected:
-            raise ValueError("Links is for undirected graphs: set source.undirected of its graph to true")
         self.source, self.features = source, features
         self.draws = LinkDraws(
             negatives=negatives,
@@ -166,7 +165,15 @@ class Links(Source):
         given = _add_given(raw, str(self))
         if raw.get("y") is None:
             raw.y = torch.zeros(raw.num_nodes, dtype=torch.int64)
+        if raw.get("x") is None and self.features != "own":
+            raw.x = torch.ones(raw.num_nodes or 0, 1)
         prepared = prepare_graph(raw, self.source.what_is_left, str(self), warns=not self.source.benchmark)
+        made_undirected = self.source.what_is_left.undirected
+        if not made_undirected and not is_undirected(prepared.edge_index, num_nodes=prepared.num_nodes):
+            raise ValueError(
+                f"{self}: some edges go one way only, but Links is for undirected graphs: set undirected to true on "
+                "the source of each graph"
+            )
         edge_U2, number = undirected_edges(prepared), raw.num_nodes or 0
         code_U = _codes(prepared.source_idx[edge_U2], number)
         if (time_E := raw.get("edge_time")) is not None:
