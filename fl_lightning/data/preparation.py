@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.transforms import LargestConnectedComponents, NormalizeFeatures
+from torch_geometric.transforms import LargestConnectedComponents
 
 from fl_lightning.data.edge_data import checked_attributes, checked_weights, merged_edges
 from fl_lightning.data.settings import MAX_COUNT, check_count, check_flag
@@ -26,7 +26,8 @@ class Preparation:
     """How a raw graph is prepared before it is partitioned.
 
     Attributes:
-        normalize_features: Scale each node's features to sum 1 (``torch_geometric.transforms.NormalizeFeatures``).
+        normalize_features: Divide each node's features by their sum, unless that is 0 (PyG's ``NormalizeFeatures``
+            subtracts the smallest feature of the graph first, which differs from client to client).
         largest_component: Keep only the largest connected component.
         undirected: Add the missing direction of every edge.
         ignore_label: A label that means none, as negative ones do, such as 255; None for no other.
@@ -111,7 +112,8 @@ def prepare_graph(
         prepared = LargestConnectedComponents()(prepared)
     if preparation.normalize_features:
         _check_not_negative(prepared, name)
-        prepared = NormalizeFeatures()(prepared)
+        sum_N1 = prepared.x.sum(dim=1, keepdim=True)
+        prepared.x = prepared.x / sum_N1.masked_fill(sum_N1 == 0, 1.0)
     return prepared
 
 
@@ -335,7 +337,7 @@ def _set_edges(prepared: Data, data: Data, undirected: bool, name: str, warns: b
 
 
 def _check_not_negative(prepared: Data, name: str) -> None:
-    """Refuse negative features: row normalization shifts all features by the smallest one before it divides."""
+    """Refuse negative features, whose sum may be 0 or negative."""
     if float(prepared.x.min()) < 0:
         row, feature = (prepared.x < 0).nonzero()[0].tolist()
         raise ValueError(

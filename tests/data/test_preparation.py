@@ -32,6 +32,15 @@ def test_all_steps():
     torch.testing.assert_close(data.x.sum(dim=1), torch.ones(3))
 
 
+def test_features_are_divided_by_their_sum_alone():
+    x = torch.tensor([[1.0, 3.0], [2.0, 2.0], [0.125, 0.125], [0.0, 0.0], [4.0, 1.0]])
+    for smallest in (0.0, 1.0):
+        data = prepare_graph(raw_graph(x=x + smallest), Preparation(largest_component=False))
+        expected = torch.tensor([1.0, 1.0, 1.0, smallest > 0, 1.0])
+        torch.testing.assert_close(data.x.sum(dim=1), expected)
+        torch.testing.assert_close(data.x[0, 0], (1 + smallest) / (4 + 2 * torch.tensor(smallest)))
+
+
 def test_self_loops_and_duplicates_always_go():
     data = prepare_graph(raw_graph(), RAW)
     assert edges_of(data) == [[0, 1], [1, 2], [3, 4]]
