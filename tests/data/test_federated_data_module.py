@@ -161,7 +161,7 @@ def test_anything_that_differs_changes_key_and_hash(tmp_path: Path):
 
 def key_of(data: FederatedDataModule, graph: Data) -> str:
     """The key of a graph's partition under the settings of a data module."""
-    return cache_key(graph, data.source.all_identity(data._asked))  # type: ignore[attr-defined]
+    return cache_key(graph, data._asked, data.source.all_identity(data._asked))  # type: ignore[attr-defined]
 
 
 def test_preparation_versions_and_content_are_part_of_the_key(

@@ -201,7 +201,7 @@ class Links(Source):
                 f"{type(asked.partitioner).__name__} shares nodes out by their classes, but these have numbers or "
                 "labels: choose another partitioner, such as MetisPartitioner"
             )
-        path = asked.cache_dir / "partitions" / f"{cache_key(data, self._identity(asked))}.pt"
+        path = asked.cache_dir / "partitions" / f"{cache_key(data, asked, self._identity(asked))}.pt"
         record = PartitionRecord.load(path)
         if record is None:
             record = link_record(data, asked, self.draws)
