@@ -89,7 +89,7 @@ def prepare_graph(
             (num_edges, num_attributes) are carried along.
         preparation: The optional steps.
         name: What messages call the graph.
-        warns: Warn where ``undirected`` adds edges.
+        warns: Warn where ``undirected`` adds edges, and of what ``largest_component`` drops.
         may_lack_edges: Take a graph without any edge, as one of several may be.
 
     Returns:
@@ -101,7 +101,8 @@ def prepare_graph(
             first place and the remedy.
 
     Warns:
-        UserWarning: Edges are added, if it is asked for; self-loops with weights or attributes are dropped.
+        UserWarning: Edges are added or nodes dropped, if it is asked for; self-loops with weights or attributes are
+            dropped.
     """
     data = _plain(data, name)
     prepared = _checked_copy(data, name, preparation.ignore_label)
@@ -110,6 +111,13 @@ def prepare_graph(
     prepared.source_idx = torch.arange(num_nodes)
     if preparation.largest_component:
         prepared = LargestConnectedComponents()(prepared)
+        if warns and (left_out := dropped(data, prepared, preparation)).num_nodes:
+            warnings.warn(
+                f"{name}: largest_component drops {left_out.num_nodes:,} of {num_nodes:,} nodes, "
+                f"{left_out.num_edges:,} of {data.edge_index.shape[1]:,} edges and {left_out.num_classes} classes; set "
+                "it to false on the source to keep them.",
+                stacklevel=2,
+            )
     if preparation.normalize_features:
         _check_not_negative(prepared, name)
         sum_N1 = prepared.x.sum(dim=1, keepdim=True)
@@ -117,18 +125,25 @@ def prepare_graph(
     return prepared
 
 
-def dropped(data: Data, prepared: Data) -> Dropped:
-    """Count what the raw graph has and the prepared one lacks."""
+def dropped(data: Data, prepared: Data, preparation: Preparation) -> Dropped:
+    """Count what the raw graph has and the prepared one lacks; a joined graph says itself what its parts lack."""
+    if isinstance(known := data.get("dropped"), Dropped):
+        return known
     kept_N = torch.zeros(data.x.shape[0], dtype=torch.bool)
     kept_N[prepared.source_idx] = True
     if bool(kept_N.all()):
         return Dropped()
-    before_N, after_N = (each.y.flatten()[: 0 if prepared.y.is_floating_point() else None] for each in (data, prepared))
     return Dropped(
         num_nodes=int((~kept_N).sum()),
         num_edges=int((~kept_N[data.edge_index[0].long()]).sum()),
-        num_classes=before_N[before_N >= 0].unique().numel() - after_N[after_N >= 0].unique().numel(),
+        num_classes=len(classes_in(data, prepared, preparation) - classes_in(prepared, prepared, preparation)),
     )
+
+
+def classes_in(data: Data, prepared: Data, preparation: Preparation) -> set[int]:
+    """The classes that occur in a raw graph, or in the prepared one; none where there are labels or numbers."""
+    y_N = data.y.flatten()[: 0 if prepared.y.is_floating_point() else None]
+    return set(y_N[y_N >= 0].long().unique().tolist()) - {preparation.ignore_label}
 
 
 def names_of_nodes(data: Data, name: str = "the graph") -> tuple[str, ...] | None:

@@ -317,6 +317,44 @@ def test_what_the_largest_component_drops_is_said(tmp_path: Path):
     assert "dropped: 3 nodes, 2 edges, 1 classes" in str(table.rich_table().caption)
 
 
+def test_what_is_dropped_of_several_graphs_is_added_up(tmp_path: Path):
+    """The first loses class 2, which the second one keeps; 1 means no label."""
+    graphs = [two_countries(), two_countries()]
+    graphs[1].y = torch.tensor([0, 1, 1, 0, 2, 0, 0])
+    torch.save(graphs, tmp_path / "graphs.pt")
+    source = FileSource(str(tmp_path / "graphs.pt"), largest_component=True, ignore_label=1)
+    data = module(tmp_path, source=source, partitioner=None, splitter=GlobalSplit(0.5, 0.25))
+    with pytest.warns(UserWarning, match="largest_component drops") as warned:
+        data.setup()
+    messages = [str(each.message) for each in warned]
+    for number, classes in enumerate((1, 0)):
+        start = f"graphs.pt'), graph {number}: largest_component drops 3 of 7 nodes, 2 of 5 edges and {classes} classes"
+        assert any(start in message for message in messages)
+    assert data.statistics().dropped == Dropped(num_nodes=6, num_edges=4, num_classes=0)
+
+
+def test_a_file_that_was_changed_is_read_anew(tmp_path: Path):
+    """A module has what its hash is of, whenever the file is changed."""
+    raw = two_countries()
+    found = []
+    source = FileSource(saved(tmp_path / "graph.pt", raw))
+    for number in (1, 2):
+        raw.x = torch.full((7, 2), float(number))
+        saved(tmp_path / "graph.pt", raw)
+        for each in (source, FileSource(str(tmp_path / "graph.pt"))):
+            data = module(tmp_path, source=each, partitioner=RandomPartitioner(1), splitter=GlobalSplit(0.5, 0.25))
+            assert each.clients_by is None  # it looks at the file
+            raw.x = torch.zeros(7, 2)
+            saved(tmp_path / "graph.pt", raw)
+            data.setup()
+            found.append((float(data.clients[0].x_NF.mean()), data.partition_hash))
+            assert data.source.clients_by is None
+            raw.x = torch.full((7, 2), float(number))
+            saved(tmp_path / "graph.pt", raw)
+    assert [mean for mean, _ in found] == [1.0, 1.0, 2.0, 2.0]
+    assert len({hash_ for _, hash_ in found}) == 2
+
+
 def test_own_graphs_are_left_whole(tmp_path: Path):
     source = FileSource(saved(tmp_path / "graph.pt", two_countries()))
     data = module(tmp_path, source=source, partitioner=RandomPartitioner(1), splitter=GlobalSplit(0.5, 0.25))

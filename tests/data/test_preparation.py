@@ -155,9 +155,9 @@ def test_nodes_keep_the_numbers_that_they_have_in_the_source():
     edges = torch.tensor([[0, 2, 2, 4], [1, 3, 4, 3]])
     data = prepare_graph(raw_graph(edge_index=edges), Preparation())
     assert data.source_idx.tolist() == [2, 3, 4]
-    lost = dropped(raw_graph(edge_index=edges, y=torch.tensor([2, 0, 1, 1, 0])), data)
+    lost = dropped(raw_graph(edge_index=edges, y=torch.tensor([2, 0, 1, 1, 0])), data, Preparation())
     assert (lost.num_nodes, lost.num_edges) == (2, 1)
-    assert dropped(raw_graph(), prepare_graph(raw_graph(), RAW)) == Dropped()
+    assert dropped(raw_graph(), prepare_graph(raw_graph(), RAW), RAW) == Dropped()
 
 
 def test_flags_are_flags():

@@ -209,7 +209,7 @@ class Links(Source):
         relation_U = data.get("link_relation")
         num_relations = 1 if relation_U is None else int(relation_U.max()) + 1
         task = LinkPrediction(num_relations=num_relations, across_clients=self.draws.candidates == "across")
-        return CutGraph(data=data, task=task, record=record, dropped=dropped(raw, data))
+        return CutGraph(data=data, task=task, record=record, dropped=dropped(raw, data, self.source.preparation))
 
     def _identity(self, asked: Asked) -> dict[str, Any]:
         assert asked.partitioner is not None
