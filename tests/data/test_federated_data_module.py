@@ -1,4 +1,5 @@
 import csv
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -194,14 +195,26 @@ def test_damaged_cache_is_made_anew(tmp_path: Path, damage: bytes | None):
     module(tmp_path).setup()  # warns no more
 
 
+def test_others_may_read_the_cache_as_the_umask_has_it(tmp_path: Path):
+    before = os.umask(0o027)
+    try:
+        module(tmp_path).setup()
+    finally:
+        os.umask(before)
+    assert records(tmp_path)[0].stat().st_mode & 0o777 == 0o640
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
 def test_a_full_disk_is_what_a_cache_that_cannot_be_written_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``torch.save`` has an error of its own in place of it."""
     monkeypatch.setattr("os.unlink", lambda path: None)
+    opened = Path.open
     with Path("/dev/full").open("wb", buffering=0) as full:
-        monkeypatch.setattr("tempfile.NamedTemporaryFile", lambda **_: full)
+        monkeypatch.setattr(
+            "pathlib.Path.open", lambda path, *mode, **more: full if "xb" in mode else opened(path, *mode, **more)
+        )
         with pytest.raises(ValueError, match=r"cache_dir=.* cannot be written \(.*No space left on device"):
             module(tmp_path).setup()
 
@@ -317,6 +330,7 @@ def test_what_the_largest_component_drops_is_said(tmp_path: Path):
     assert "dropped: 3 nodes, 2 edges, 1 classes" in str(table.rich_table().caption)
 
 
+@pytest.mark.filterwarnings("ignore:GlobalSplit leaves clients")
 def test_what_is_dropped_of_several_graphs_is_added_up(tmp_path: Path):
     """The first loses class 2, which the second one keeps; 1 means no label."""
     graphs = [two_countries(), two_countries()]
