@@ -27,7 +27,7 @@ def plain_column(name: str, column: Any) -> Column:
     """
     entries = column.tolist() if hasattr(column, "tolist") else list(column)
     is_known = [isinstance(each, str) or str(each) not in ("None", "nan", "NaT", "<NA>") for each in entries]
-    known = [entry for entry, is_one in zip(entries, is_known, strict=True) if is_one]
+    known: list[Any] = [entry for entry, is_one in zip(entries, is_known, strict=True) if is_one]
     texts = [isinstance(entry, str) for entry in known]
     if known and all(texts):
         return [entry if is_one else "" for entry, is_one in zip(entries, is_known, strict=True)]

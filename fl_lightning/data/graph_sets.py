@@ -179,7 +179,7 @@ def prepared_graphs(
 
 def _kind(graphs: Sequence[Data], title: str) -> str | None:
     """What the graphs say that their targets are, by their attribute ``task``."""
-    kind = graphs[0].get("task")
+    kind: str | None = graphs[0].get("task")
     for index, graph in enumerate(graphs):
         if (given := graph.get("task")) != kind or given not in (None, "classes", "labels", "numbers"):
             raise ValueError(

@@ -195,6 +195,13 @@ def test_damaged_cache_is_made_anew(tmp_path: Path, damage: bytes | None):
     module(tmp_path).setup()  # warns no more
 
 
+def test_what_a_cached_split_lacks_is_said_again(tmp_path: Path):
+    for _ in range(2):
+        with pytest.warns(UserWarning, match=r"GlobalSplit leaves clients \[0, .*\] without a val example"):
+            module(tmp_path, splitter=GlobalSplit(0.9, 0.0)).setup()
+    assert len(records(tmp_path)) == 1
+
+
 def test_others_may_read_the_cache_as_the_umask_has_it(tmp_path: Path):
     before = os.umask(0o027)
     try:

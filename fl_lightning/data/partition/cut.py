@@ -68,7 +68,10 @@ def partition_of(data: Data, task: Task, asked: Asked, identity: Mapping[str, An
         ValueError: The partitioner goes by classes, which nodes have not.
     """
     path = asked.cache_dir / "partitions" / f"{cache_key(data, asked, identity)}.pt"
-    return PartitionRecord.load(path) or _make(data, task, asked, path)
+    if (record := PartitionRecord.load(path)) is None:
+        return _make(data, task, asked, path)
+    asked.splitter.say_what_is_lacking(record.roles)
+    return record
 
 
 def _make(data: Data, task: Task, asked: Asked, path: Path) -> PartitionRecord:

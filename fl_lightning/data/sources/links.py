@@ -206,6 +206,9 @@ class Links(Source):
         if record is None:
             record = link_record(data, asked, self.draws)
             record.save(path)
+        else:
+            linked = (pair_P3[:, 2] > 0 for pair_P3 in record.pairs)
+            asked.splitter.say_what_is_lacking([role_P[P] for role_P, P in zip(record.roles, linked, strict=True)])
         relation_U = data.get("link_relation")
         num_relations = 1 if relation_U is None else int(relation_U.max()) + 1
         task = LinkPrediction(num_relations=num_relations, across_clients=self.draws.candidates == "across")

@@ -240,6 +240,15 @@ def test_missing_labels_and_numbers_are_gaps(tmp_path: Path) -> None:
         module(GraphSets([one, two], own_outputs=False), tmp_path)
 
 
+def test_names_of_classes_that_all_clients_share_are_kept(tmp_path: Path) -> None:
+    sets = [InMemoryGraphSet(paths(12)), InMemoryGraphSet(paths(12))]
+    sets[0].class_names = sets[1].class_names = ("no", "yes")
+    assert module(ManyGraphSets(sets), tmp_path).class_names == ("no", "yes")
+    assert module(ManyGraphSets(sets, own_outputs=True), tmp_path).class_names is None
+    sets[1].class_names = ("yes", "no")
+    assert module(ManyGraphSets(sets), tmp_path).class_names is None
+
+
 @pytest.mark.parametrize(
     ("row", "remedy"), [(lambda index: [index % 2, 1 - index % 2], "one-hot"), (lambda index: [3, index], "as floats")]
 )
