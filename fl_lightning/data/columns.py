@@ -26,12 +26,13 @@ def plain_column(name: str, column: Any) -> Column:
         ValueError: Some entries are neither, or there are both.
     """
     entries = column.tolist() if hasattr(column, "tolist") else list(column)
+    entries = [each.item() if isinstance(each, np.generic | Tensor) else each for each in entries]
     is_known = [isinstance(each, str) or str(each) not in ("None", "nan", "NaT", "<NA>") for each in entries]
     known: list[Any] = [entry for entry, is_one in zip(entries, is_known, strict=True) if is_one]
     texts = [isinstance(entry, str) for entry in known]
     if known and all(texts):
         return [entry if is_one else "" for entry, is_one in zip(entries, is_known, strict=True)]
-    numbers = [isinstance(each, bool | int | float | np.number | np.bool_) and abs(each) < 2**63 for each in known]
+    numbers = [isinstance(each, bool | int | float) and abs(each) < 2**63 for each in known]
     if all(numbers):
         return [entry if is_one else math.nan for entry, is_one in zip(entries, is_known, strict=True)]
     other = next((entry for entry, sound in zip(known, texts if any(texts) else numbers, strict=True) if not sound))

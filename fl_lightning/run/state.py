@@ -202,7 +202,8 @@ def identity(run: Run) -> dict[str, str]:
     shapes = "; ".join(", ".join(f"{name} {tuple(p.shape)}" for name, p in net.items()) for net in run.architectures)
     digests = run.registry.data_digests
     sites = {checkpoint.SITES: json.dumps(list(zip(run.registry.names, digests, strict=True)))} if digests else {}
-    return sites | {
+    contents = {checkpoint.CONTENTS: run.registry.contents} if run.registry.contents else {}
+    return (sites | contents) | {
         "data (partition hash)": run.registry.partition_hash,
         "strategy": type(run.strategy).__name__,
         "model": shapes,

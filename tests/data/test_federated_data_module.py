@@ -36,6 +36,7 @@ from fl_lightning.data import (
 )
 from fl_lightning.data.partition.cut import cache_key
 from fl_lightning.data.preparation import Dropped
+from fl_lightning.run.checkpoint import CONTENTS, differing
 from fl_lightning.run.predictions import Predicted, write_predictions
 
 SOURCE = PlantedCommunities(num_nodes=300, num_communities=6, num_classes=3, num_features=8)
@@ -193,6 +194,23 @@ def test_damaged_cache_is_made_anew(tmp_path: Path, damage: bytes | None):
         again.setup()
     assert again.partition_hash == first.partition_hash
     module(tmp_path).setup()  # warns no more
+
+
+def test_resuming_notices_other_features_and_relations(tmp_path: Path, planted: Data):
+    """They are no part of the hash of a partition; checkpoints of earlier versions say nothing of them."""
+    other = planted.clone()
+    other.x = other.x.roll(1, 0)
+    found = []
+    for graph, weight in ((planted, 1.0), (planted, 1.00001), (other, 1.0), (planted, 2.0)):
+        data = module(tmp_path, source=HeldGraph(graph))
+        data.setup()
+        data._relation_CC = weight * (1 - torch.eye(5))
+        found.append(data.registry.contents)
+    assert found[0] == found[1]
+    assert len(set(found)) == 3
+    first, *_, last = ({"seed": "0", CONTENTS: contents} for contents in found)
+    assert differing(first, last) == [f"features and relations: checkpoint {found[0]!r}, this run {found[-1]!r}"]
+    assert differing(first, dict(first)) == differing({"seed": "0"}, last) == []
 
 
 def test_what_a_cached_split_lacks_is_said_again(tmp_path: Path):

@@ -16,6 +16,7 @@ from fl_lightning.counts import Counted
 from fl_lightning.data.allocation import Allocation, Asked
 from fl_lightning.data.partition.cut import CutGraph, partition_of
 from fl_lightning.data.partition.partitioners import GivenPartitioner, Partitioner
+from fl_lightning.data.partition.record import hash_features
 from fl_lightning.data.partition.subgraphs import client_graphs
 from fl_lightning.data.partition.table import PartitionTable
 from fl_lightning.data.preparation import (
@@ -248,7 +249,6 @@ class GraphSource(Source):
         data, record = prepared.data, prepared.record
         user_names = getattr(asked.partitioner, "attribute", None) == self.clients_by
         clients, edges_lost = client_graphs(data, record, self.client_names if user_names else None)
-        index_N = data.get("own_idx", data.source_idx)
         named_nodes = None
         if (names := prepared.node_names) is not None:
             loaded = [data.source_idx[node_idx_N].tolist() for node_idx_N in record.node_idx]
@@ -257,8 +257,9 @@ class GraphSource(Source):
             task=prepared.task,
             clients=clients,
             num_outputs=prepared.task.target.num_outputs([data.y], len(prepared.class_names or ())),
-            source_idx=tuple(index_N[node_idx_N] for node_idx_N in record.node_idx),
+            source_idx=tuple(data.get("own_idx", data.source_idx)[node_idx_N] for node_idx_N in record.node_idx),
             partition_hash=record.content_hash(self.all_identity(asked)),
+            features=hash_features(data.x),
             groups=record.groups(),
             class_names=prepared.class_names,
             node_names=prepared.node_names,
@@ -328,7 +329,6 @@ class FileSource(GraphSource):
         self.client_names = stems if self.is_list and len(set(stems)) == len(stems) else None
         self._saved: Data | list[Data] | None = None  # from when the file is first looked at until it is loaded
         self._digests: list[str] | None = None  # of what was read last
-        self._holds_list = False
 
     def __str__(self) -> str:
         """With the file."""
@@ -392,8 +392,8 @@ def _graphs_in(path: Path) -> Data | list[Data]:
     with reading(path, expected):
         with allow_pickled_graphs():
             saved = load_data(path)
-        every = saved if isinstance(saved, list) else [saved]
-        graphs = [Data.from_dict(each) if isinstance(each, dict) else each for each in every]
+        graphs = saved if isinstance(saved, list) else [saved]
+        graphs = [Data.from_dict(each) if isinstance(each, dict) else each for each in graphs]
         strangers = [type(each).__name__ for each in graphs if not isinstance(each, Data)]
         if strangers or not graphs:
             raise ValueError(f"it holds a {strangers[0] if strangers else 'list of nothing'}")
