@@ -54,6 +54,7 @@ class ClientRegistry:
         own_outputs: For each client how many of the outputs are its own; empty if outputs mean the same for all.
         data_digests: Digests of the clients' data, keyed by the folders of their sites; empty if the data are here.
         partition_hash: SHA-256 (hex) of data, partition and split.
+        contents: Digest of what that hash leaves out, features of a graph's nodes and relations; empty for nothing.
         layout: What a collator decides for all clients together (``sparse_features`` of graphs), so that a process
             that has only some of the clients makes the same batches.
     """
@@ -74,6 +75,7 @@ class ClientRegistry:
     own_outputs: tuple[int, ...] = ()
     data_digests: tuple[str, ...] = ()
     partition_hash: str = ""
+    contents: str = ""
     layout: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
@@ -87,6 +89,7 @@ class ClientRegistry:
         own_inputs: bool = False,
         own_outputs: tuple[int, ...] = (),
         partition_hash: str = "",
+        contents: str = "",
     ) -> "ClientRegistry":
         """The registry of clients whose data are available; the other arguments are those of the class."""
         return ClientRegistry(
@@ -99,6 +102,7 @@ class ClientRegistry:
             own_inputs=own_inputs,
             own_outputs=own_outputs,
             partition_hash=partition_hash,
+            contents=contents,
             layout=task.layout_of(clients),
         )
 

@@ -1,7 +1,7 @@
 """Files of the cache: written in one step, read if they are whole."""
 
 import os
-import tempfile
+import uuid
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,14 +22,15 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.stem, suffix=".tmp", delete=False) as file:
+        partial = path.with_name(f"{path.stem}{uuid.uuid4().hex}.tmp")  # others may read it, as the umask has it
+        with partial.open("xb") as file:
             try:
                 write_saved(dict(state), file)
                 file.flush()
                 os.fsync(file.fileno())
-                os.replace(file.name, path)
+                os.replace(partial, path)
             except BaseException:
-                os.unlink(file.name)
+                os.unlink(partial)
                 raise
     except OSError as error:
         raise ValueError(unwritable_cache_message(path.parent, error)) from error

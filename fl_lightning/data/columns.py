@@ -1,5 +1,6 @@
 """Columns of a set of examples, by which a partitioner can make clients: texts or numbers, one for each example."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,33 @@ from fl_lightning.data.partition.partitioners import Partitioner
 
 #: Texts (empty if unknown) or numbers.
 Column = Sequence[str] | Sequence[float]
+
+
+def plain_column(name: str, column: Any) -> Column:
+    """A user's column, perhaps of numpy or pandas, as texts, empty where unknown, or as numbers, nan where unknown.
+
+    Example:
+        >>> plain_column("ward", ["north", None]), plain_column("age", [3, float("nan")])
+        (['north', ''], [3, nan])
+
+    Raises:
+        ValueError: Some entries are neither, or there are both.
+    """
+    entries = column.tolist() if hasattr(column, "tolist") else list(column)
+    entries = [each.item() if isinstance(each, np.generic | Tensor) else each for each in entries]
+    is_known = [isinstance(each, str) or str(each) not in ("None", "nan", "NaT", "<NA>") for each in entries]
+    known: list[Any] = [entry for entry, is_one in zip(entries, is_known, strict=True) if is_one]
+    texts = [isinstance(entry, str) for entry in known]
+    if known and all(texts):
+        return [entry if is_one else "" for entry, is_one in zip(entries, is_known, strict=True)]
+    numbers = [isinstance(each, bool | int | float) and abs(each) < 2**63 for each in known]
+    if all(numbers):
+        return [entry if is_one else math.nan for entry, is_one in zip(entries, is_known, strict=True)]
+    other = next((entry for entry, sound in zip(known, texts if any(texts) else numbers, strict=True) if not sound))
+    raise ValueError(
+        f"columns: {name!r} has {other!r}, a {type(other).__name__}: give texts or numbers alone, and None where one "
+        "is unknown; of dates and the like their texts, by str(...), or astype(str) of pandas"
+    )
 
 
 def has_texts(column: Column) -> bool:

@@ -173,7 +173,20 @@ def prepared_graphs(
             prepare_graph(_inputs(graph), preparation, f"{title}, graph {index}", may_lack_edges=True)
         raise
     y = torch.stack([torch.as_tensor(graph.y).reshape(-1) for graph in graphs])
-    return PreparedGraphs(union=union, num_nodes_G=num_nodes_G, y=y, loaded=dataclasses.replace(loaded, graphs=()))
+    rest = dataclasses.replace(loaded, graphs=(), kind=loaded.kind or _kind(graphs, title))
+    return PreparedGraphs(union=union, num_nodes_G=num_nodes_G, y=y, loaded=rest)
+
+
+def _kind(graphs: Sequence[Data], title: str) -> str | None:
+    """What the graphs say that their targets are, by their attribute ``task``."""
+    kind: str | None = graphs[0].get("task")
+    for index, graph in enumerate(graphs):
+        if (given := graph.get("task")) != kind or given not in (None, "classes", "labels", "numbers"):
+            raise ValueError(
+                f"{title}, graph {index}: task is {given!r}, that of the first {kind!r}; it says what y holds, the "
+                "same for all graphs: classes, labels or numbers"
+            )
+    return kind
 
 
 def _check_alike(graphs: Sequence[Data], title: str) -> None:

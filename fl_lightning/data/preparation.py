@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.transforms import LargestConnectedComponents, NormalizeFeatures
+from torch_geometric.transforms import LargestConnectedComponents
 
 from fl_lightning.data.edge_data import checked_attributes, checked_weights, merged_edges
 from fl_lightning.data.settings import MAX_COUNT, check_count, check_flag
@@ -26,7 +26,8 @@ class Preparation:
     """How a raw graph is prepared before it is partitioned.
 
     Attributes:
-        normalize_features: Scale each node's features to sum 1 (``torch_geometric.transforms.NormalizeFeatures``).
+        normalize_features: Divide each node's features by their sum, unless that is 0 (PyG's ``NormalizeFeatures``
+            subtracts the smallest feature of the graph first, which differs from client to client).
         largest_component: Keep only the largest connected component.
         undirected: Add the missing direction of every edge.
         ignore_label: A label that means none, as negative ones do, such as 255; None for no other.
@@ -88,7 +89,7 @@ def prepare_graph(
             (num_edges, num_attributes) are carried along.
         preparation: The optional steps.
         name: What messages call the graph.
-        warns: Warn where ``undirected`` adds edges.
+        warns: Warn where ``undirected`` adds edges, and of what ``largest_component`` drops.
         may_lack_edges: Take a graph without any edge, as one of several may be.
 
     Returns:
@@ -100,7 +101,8 @@ def prepare_graph(
             first place and the remedy.
 
     Warns:
-        UserWarning: Edges are added, if it is asked for; self-loops with weights or attributes are dropped.
+        UserWarning: Edges are added or nodes dropped, if it is asked for; self-loops with weights or attributes are
+            dropped.
     """
     data = _plain(data, name)
     prepared = _checked_copy(data, name, preparation.ignore_label)
@@ -109,24 +111,39 @@ def prepare_graph(
     prepared.source_idx = torch.arange(num_nodes)
     if preparation.largest_component:
         prepared = LargestConnectedComponents()(prepared)
+        if warns and (left_out := dropped(data, prepared, preparation)).num_nodes:
+            warnings.warn(
+                f"{name}: largest_component drops {left_out.num_nodes:,} of {num_nodes:,} nodes, "
+                f"{left_out.num_edges:,} of {data.edge_index.shape[1]:,} edges and {left_out.num_classes} classes; set "
+                "it to false on the source to keep them.",
+                stacklevel=2,
+            )
     if preparation.normalize_features:
         _check_not_negative(prepared, name)
-        prepared = NormalizeFeatures()(prepared)
+        sum_N1 = prepared.x.sum(dim=1, keepdim=True)
+        prepared.x = prepared.x / sum_N1.masked_fill(sum_N1 == 0, 1.0)
     return prepared
 
 
-def dropped(data: Data, prepared: Data) -> Dropped:
-    """Count what the raw graph has and the prepared one lacks."""
+def dropped(data: Data, prepared: Data, preparation: Preparation) -> Dropped:
+    """Count what the raw graph has and the prepared one lacks; a joined graph says itself what its parts lack."""
+    if isinstance(known := data.get("dropped"), Dropped):
+        return known
     kept_N = torch.zeros(data.x.shape[0], dtype=torch.bool)
     kept_N[prepared.source_idx] = True
     if bool(kept_N.all()):
         return Dropped()
-    before_N, after_N = (each.y.flatten()[: 0 if prepared.y.is_floating_point() else None] for each in (data, prepared))
     return Dropped(
         num_nodes=int((~kept_N).sum()),
         num_edges=int((~kept_N[data.edge_index[0].long()]).sum()),
-        num_classes=before_N[before_N >= 0].unique().numel() - after_N[after_N >= 0].unique().numel(),
+        num_classes=len(classes_in(data, prepared, preparation) - classes_in(prepared, prepared, preparation)),
     )
+
+
+def classes_in(data: Data, prepared: Data, preparation: Preparation) -> set[int]:
+    """The classes that occur in a raw graph, or in the prepared one; none where there are labels or numbers."""
+    y_N = data.y.flatten()[: 0 if prepared.y.is_floating_point() else None]
+    return set(y_N[y_N >= 0].long().unique().tolist()) - {preparation.ignore_label}
 
 
 def names_of_nodes(data: Data, name: str = "the graph") -> tuple[str, ...] | None:
@@ -335,7 +352,7 @@ def _set_edges(prepared: Data, data: Data, undirected: bool, name: str, warns: b
 
 
 def _check_not_negative(prepared: Data, name: str) -> None:
-    """Refuse negative features: row normalization shifts all features by the smallest one before it divides."""
+    """Refuse negative features, whose sum may be 0 or negative."""
     if float(prepared.x.min()) < 0:
         row, feature = (prepared.x < 0).nonzero()[0].tolist()
         raise ValueError(

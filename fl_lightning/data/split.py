@@ -6,6 +6,7 @@ stay ``Role.UNUSED``.
 
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -49,23 +50,27 @@ class Splitter(Counted, ABC):
             ValueError: If a client has nothing to train on.
         """
         roles = self.assign(data, clients, seed)
-        for role in (Role.TRAIN, Role.VAL, Role.TEST):
-            lacking = [client for client, role_N in enumerate(roles) if not bool((role_N == role).any())]
-            if lacking and role is Role.TRAIN:
-                smallest = min(clients[client].numel() for client in lacking)
-                unlabeled = [client for client in lacking if not bool((data.y[clients[client]] >= 0).any())]
-                raise ValueError(
-                    f"{type(self).__name__} leaves clients {lacking} without a training example (the smallest "
-                    f"has {smallest} in all{f'; {unlabeled} have no label' if unlabeled else ''}). "
-                    f"{self.remedy_for_untrained_clients}."
-                )
-            if lacking:
+        lacking = [client for client, role_N in enumerate(roles) if not bool((role_N == Role.TRAIN).any())]
+        if lacking:
+            smallest = min(clients[client].numel() for client in lacking)
+            unlabeled = [client for client in lacking if not bool((data.y[clients[client]] >= 0).any())]
+            raise ValueError(
+                f"{type(self).__name__} leaves clients {lacking} without a training example (the smallest "
+                f"has {smallest} in all{f'; {unlabeled} have no label' if unlabeled else ''}). "
+                f"{self.remedy_for_untrained_clients}."
+            )
+        self.say_what_is_lacking(roles)
+        return roles
+
+    def say_what_is_lacking(self, roles: Sequence[Tensor]) -> None:
+        """Warn of clients with nothing to validate or to test on; of roles from the cache, too."""
+        for role in (Role.VAL, Role.TEST):
+            if lacking := [client for client, role_N in enumerate(roles) if not bool((role_N == role).any())]:
                 warnings.warn(
                     f"{type(self).__name__} leaves clients {lacking} without a {role.name.lower()} example; they do "
                     f"not count in the {role.name.lower()} metrics.",
-                    stacklevel=2,
+                    stacklevel=3,
                 )
-        return roles
 
     @property
     def remedy_for_untrained_clients(self) -> str:

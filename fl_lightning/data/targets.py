@@ -16,6 +16,7 @@ def checked_targets(
     ignore_label: int | None = None,
     given: str | None = None,
     example: str = "node",
+    kind: str | None = None,
 ) -> Tensor:
     """Classes, int64 (N,) with -1 for unlabeled nodes; or labels or numbers, float32 (N, H) with nan for missing ones.
 
@@ -26,12 +27,13 @@ def checked_targets(
         ignore_label: A number that means none.
         given: Which of them they are; None where their type and shape say it.
         example: What messages call what has a target.
+        kind: Which of them they are together with others that they are of one kind with; None to tell by themselves.
 
     Raises:
         ValueError: They are not sound.
     """
     is_table = y.dim() in (1, 2) and len(y) == num_nodes and y.numel() > 0 and not y.is_complex()
-    kind = kind_of_target(y, given=given) if is_table else "classes"
+    kind = kind_of_target(y, given=given or kind) if is_table else "classes"
     if kind == "classes":
         return _checked_classes(y, num_nodes, name, ignore_label, example)
     y_NH = y.float().reshape(num_nodes, -1)

@@ -22,6 +22,8 @@ FORMAT_VERSION = 3
 
 #: What a run's identity says of the sites that hold its clients' data: name and digest of each, as JSON.
 SITES = "sites"
+#: Of what a checkpoint of an earlier version says nothing.
+CONTENTS = "features and relations"
 #: Number of sites that a message names.
 _MOST_SITES = 5
 
@@ -156,7 +158,7 @@ def differing(saved: Mapping[str, str], current: Mapping[str, str]) -> list[str]
     return sites + [
         f"{name}: checkpoint {saved.get(name)!r}, this run {current[name]!r}"
         for name in current
-        if saved.get(name) != current[name] and name not in told
+        if saved.get(name) != current[name] and name not in told and (name != CONTENTS or name in saved)
     ]
 
 

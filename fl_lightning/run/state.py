@@ -202,12 +202,14 @@ def identity(run: Run) -> dict[str, str]:
     shapes = "; ".join(", ".join(f"{name} {tuple(p.shape)}" for name, p in net.items()) for net in run.architectures)
     digests = run.registry.data_digests
     sites = {checkpoint.SITES: json.dumps(list(zip(run.registry.names, digests, strict=True)))} if digests else {}
+    contents = {checkpoint.CONTENTS: run.registry.contents} if run.registry.contents else {}
     return sites | {
         "data (partition hash)": run.registry.partition_hash,
         "strategy": type(run.strategy).__name__,
         "model": shapes,
         "training clients": _named(run.training_clients),
         "seed": str(run.seed),
+        **contents,
     }
 
 

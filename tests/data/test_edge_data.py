@@ -185,6 +185,7 @@ def test_nothing_is_said_where_nothing_is_added(tmp_path: Path) -> None:
     module(graph([(0, 1), (1, 0)]), tmp_path, RandomPartitioner(1))
 
 
+@pytest.mark.filterwarnings("ignore:.*largest_component drops 2 of 5 nodes")
 def test_each_of_several_graphs_is_prepared_as_it_says(tmp_path: Path) -> None:
     source = ManyGraphs([InMemorySource(graph(), undirected=False), InMemorySource(graph(), undirected=True)])
     directed, undirected = module(source, tmp_path).clients

@@ -1,4 +1,5 @@
 import csv
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -35,6 +36,7 @@ from fl_lightning.data import (
 )
 from fl_lightning.data.partition.cut import cache_key
 from fl_lightning.data.preparation import Dropped
+from fl_lightning.run.checkpoint import CONTENTS, differing
 from fl_lightning.run.predictions import Predicted, write_predictions
 
 SOURCE = PlantedCommunities(num_nodes=300, num_communities=6, num_classes=3, num_features=8)
@@ -161,7 +163,7 @@ def test_anything_that_differs_changes_key_and_hash(tmp_path: Path):
 
 def key_of(data: FederatedDataModule, graph: Data) -> str:
     """The key of a graph's partition under the settings of a data module."""
-    return cache_key(graph, data.source.all_identity(data._asked))  # type: ignore[attr-defined]
+    return cache_key(graph, data._asked, data.source.all_identity(data._asked))  # type: ignore[attr-defined]
 
 
 def test_preparation_versions_and_content_are_part_of_the_key(
@@ -194,14 +196,50 @@ def test_damaged_cache_is_made_anew(tmp_path: Path, damage: bytes | None):
     module(tmp_path).setup()  # warns no more
 
 
+def test_resuming_notices_other_features_and_relations(tmp_path: Path, planted: Data):
+    """They are no part of the hash of a partition; checkpoints of earlier versions say nothing of them."""
+    other = planted.clone()
+    other.x = other.x.roll(1, 0)
+    found = []
+    for graph, weight in ((planted, 1.0), (planted, 1.00001), (other, 1.0), (planted, 2.0)):
+        data = module(tmp_path, source=HeldGraph(graph))
+        data.setup()
+        data._relation_CC = weight * (1 - torch.eye(5))
+        found.append(data.registry.contents)
+    assert found[0] == found[1]
+    assert len(set(found)) == 3
+    first, *_, last = ({"seed": "0", CONTENTS: contents} for contents in found)
+    assert differing(first, last) == [f"features and relations: checkpoint {found[0]!r}, this run {found[-1]!r}"]
+    assert differing(first, dict(first)) == differing({"seed": "0"}, last) == []
+
+
+def test_what_a_cached_split_lacks_is_said_again(tmp_path: Path):
+    for _ in range(2):
+        with pytest.warns(UserWarning, match=r"GlobalSplit leaves clients \[0, .*\] without a val example"):
+            module(tmp_path, splitter=GlobalSplit(0.9, 0.0)).setup()
+    assert len(records(tmp_path)) == 1
+
+
+def test_others_may_read_the_cache_as_the_umask_has_it(tmp_path: Path):
+    before = os.umask(0o027)
+    try:
+        module(tmp_path).setup()
+    finally:
+        os.umask(before)
+    assert records(tmp_path)[0].stat().st_mode & 0o777 == 0o640
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
 def test_a_full_disk_is_what_a_cache_that_cannot_be_written_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``torch.save`` has an error of its own in place of it."""
     monkeypatch.setattr("os.unlink", lambda path: None)
+    opened = Path.open
     with Path("/dev/full").open("wb", buffering=0) as full:
-        monkeypatch.setattr("tempfile.NamedTemporaryFile", lambda **_: full)
+        monkeypatch.setattr(
+            "pathlib.Path.open", lambda path, *mode, **more: full if "xb" in mode else opened(path, *mode, **more)
+        )
         with pytest.raises(ValueError, match=r"cache_dir=.* cannot be written \(.*No space left on device"):
             module(tmp_path).setup()
 
@@ -315,6 +353,45 @@ def test_what_the_largest_component_drops_is_said(tmp_path: Path):
         mean = list(csv.DictReader(file))[-1]
     assert (mean["nodes_dropped"], mean["edges_dropped"], mean["classes_dropped"]) == ("3", "2", "1")
     assert "dropped: 3 nodes, 2 edges, 1 classes" in str(table.rich_table().caption)
+
+
+@pytest.mark.filterwarnings("ignore:GlobalSplit leaves clients")
+def test_what_is_dropped_of_several_graphs_is_added_up(tmp_path: Path):
+    """The first loses class 2, which the second one keeps; 1 means no label."""
+    graphs = [two_countries(), two_countries()]
+    graphs[1].y = torch.tensor([0, 1, 1, 0, 2, 0, 0])
+    torch.save(graphs, tmp_path / "graphs.pt")
+    source = FileSource(str(tmp_path / "graphs.pt"), largest_component=True, ignore_label=1)
+    data = module(tmp_path, source=source, partitioner=None, splitter=GlobalSplit(0.5, 0.25))
+    with pytest.warns(UserWarning, match="largest_component drops") as warned:
+        data.setup()
+    messages = [str(each.message) for each in warned]
+    for number, classes in enumerate((1, 0)):
+        start = f"graphs.pt'), graph {number}: largest_component drops 3 of 7 nodes, 2 of 5 edges and {classes} classes"
+        assert any(start in message for message in messages)
+    assert data.statistics().dropped == Dropped(num_nodes=6, num_edges=4, num_classes=0)
+
+
+def test_a_file_that_was_changed_is_read_anew(tmp_path: Path):
+    """A module has what its hash is of, whenever the file is changed."""
+    raw = two_countries()
+    found = []
+    source = FileSource(saved(tmp_path / "graph.pt", raw))
+    for number in (1, 2):
+        raw.x = torch.full((7, 2), float(number))
+        saved(tmp_path / "graph.pt", raw)
+        for each in (source, FileSource(str(tmp_path / "graph.pt"))):
+            data = module(tmp_path, source=each, partitioner=RandomPartitioner(1), splitter=GlobalSplit(0.5, 0.25))
+            assert each.clients_by is None  # it looks at the file
+            raw.x = torch.zeros(7, 2)
+            saved(tmp_path / "graph.pt", raw)
+            data.setup()
+            found.append((float(data.clients[0].x_NF.mean()), data.partition_hash))
+            assert data.source.clients_by is None
+            raw.x = torch.full((7, 2), float(number))
+            saved(tmp_path / "graph.pt", raw)
+    assert [mean for mean, _ in found] == [1.0, 1.0, 2.0, 2.0]
+    assert len({hash_ for _, hash_ in found}) == 2
 
 
 def test_own_graphs_are_left_whole(tmp_path: Path):

@@ -27,10 +27,33 @@ def roles_of(data: Data, seed: int = 0, **changed: Any) -> list[int]:
 
 
 def test_largest_first_by_hand() -> None:
-    """Of 100, 50 and 20 train, 15 would be more than 80 and than 10 to validate, 10 trains, 5 validates."""
-    expected = [Role.VAL, Role.TRAIN, Role.TRAIN, Role.TRAIN, Role.TEST]
+    """Of 100, 50 and 20 train, 15 validates as 85 is at most 90, 10 makes it 80, and the last 5 would make it 100."""
+    expected = [Role.TEST, Role.TRAIN, Role.TRAIN, Role.TRAIN, Role.VAL]
     for seed in (0, 1):
         assert roles_of(examples(5, 50, 10, 20, 15), seed, largest_first=True) == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(groups=st.lists(st.integers(0, 30), min_size=40, max_size=90))
+def test_largest_first_is_the_split_by_scaffold_of_moleculenet(groups: list[int]) -> None:
+    """DeepChem's ``ScaffoldSplitter.split``, whose code the Open Graph Benchmark took its splits from."""
+    groups, indices = [0, 1, 2, *groups], dict[int, list[int]]()
+    for index, group in enumerate(groups):
+        indices.setdefault(group, []).append(index)
+    expected: dict[Role, list[int]] = {Role.TRAIN: [], Role.VAL: [], Role.TEST: []}
+    for of_group in sorted(indices.values(), key=lambda each: (len(each), each[0]), reverse=True):
+        if len(expected[Role.TRAIN]) + len(of_group) <= 0.8 * len(groups):
+            expected[Role.TRAIN] += of_group
+        elif len(expected[Role.TRAIN]) + len(expected[Role.VAL]) + len(of_group) <= (0.8 + 0.1) * len(groups):
+            expected[Role.VAL] += of_group
+        else:
+            expected[Role.TEST] += of_group
+    data = Data(y=torch.zeros(len(groups)), num_nodes=len(groups), patient=torch.tensor(groups))
+    [role_N] = GroupSplit("patient", largest_first=True).assign(data, [torch.arange(len(groups))], 0)
+    if all(expected.values()):
+        assert {role: (role_N == role).nonzero().flatten().tolist() for role in expected} == {
+            role: sorted(each) for role, each in expected.items()
+        }
 
 
 def test_large_groups_train() -> None:

@@ -32,6 +32,15 @@ def test_all_steps():
     torch.testing.assert_close(data.x.sum(dim=1), torch.ones(3))
 
 
+def test_features_are_divided_by_their_sum_alone():
+    x = torch.tensor([[1.0, 3.0], [2.0, 2.0], [0.125, 0.125], [0.0, 0.0], [4.0, 1.0]])
+    for smallest in (0.0, 1.0):
+        data = prepare_graph(raw_graph(x=x + smallest), Preparation(largest_component=False))
+        expected = torch.tensor([1.0, 1.0, 1.0, smallest > 0, 1.0])
+        torch.testing.assert_close(data.x.sum(dim=1), expected)
+        torch.testing.assert_close(data.x[0, 0], (1 + smallest) / (4 + 2 * torch.tensor(smallest)))
+
+
 def test_self_loops_and_duplicates_always_go():
     data = prepare_graph(raw_graph(), RAW)
     assert edges_of(data) == [[0, 1], [1, 2], [3, 4]]
@@ -146,9 +155,9 @@ def test_nodes_keep_the_numbers_that_they_have_in_the_source():
     edges = torch.tensor([[0, 2, 2, 4], [1, 3, 4, 3]])
     data = prepare_graph(raw_graph(edge_index=edges), Preparation())
     assert data.source_idx.tolist() == [2, 3, 4]
-    lost = dropped(raw_graph(edge_index=edges, y=torch.tensor([2, 0, 1, 1, 0])), data)
+    lost = dropped(raw_graph(edge_index=edges, y=torch.tensor([2, 0, 1, 1, 0])), data, Preparation())
     assert (lost.num_nodes, lost.num_edges) == (2, 1)
-    assert dropped(raw_graph(), prepare_graph(raw_graph(), RAW)) == Dropped()
+    assert dropped(raw_graph(), prepare_graph(raw_graph(), RAW), RAW) == Dropped()
 
 
 def test_flags_are_flags():

@@ -12,6 +12,7 @@ from typing import Any
 from torch_geometric.data import Data
 
 from fl_lightning.data.allocation import Asked
+from fl_lightning.data.own_code import own_code
 from fl_lightning.data.partition.cross_edges import cross_edges
 from fl_lightning.data.partition.record import (
     FORMAT_VERSION,
@@ -47,13 +48,15 @@ class CutGraph:
     dropped: Dropped = field(default_factory=Dropped)
 
 
-def cache_key(data: Data, identity: Mapping[str, Any]) -> str:
+def cache_key(data: Data, asked: Asked, identity: Mapping[str, Any]) -> str:
     """SHA-256 (hex) of everything the partition and the split of a prepared graph are computed from."""
+    code = own_code(asked.partitioner, asked.splitter)
     key = {
         **identity,
         "graph": [hash_graph(data), hash_features(data.x)],
         "versions": {name: version(name) for name in ("pymetis", "scikit-network")},
         "format_version": FORMAT_VERSION,
+        **({} if code is None else {"code": code}),
     }
     return hashlib.sha256(canonical_json(key).encode()).hexdigest()
 
@@ -64,8 +67,11 @@ def partition_of(data: Data, task: Task, asked: Asked, identity: Mapping[str, An
     Raises:
         ValueError: The partitioner goes by classes, which nodes have not.
     """
-    path = asked.cache_dir / "partitions" / f"{cache_key(data, identity)}.pt"
-    return PartitionRecord.load(path) or _make(data, task, asked, path)
+    path = asked.cache_dir / "partitions" / f"{cache_key(data, asked, identity)}.pt"
+    if (record := PartitionRecord.load(path)) is None:
+        return _make(data, task, asked, path)
+    asked.splitter.say_what_is_lacking(record.roles)
+    return record
 
 
 def _make(data: Data, task: Task, asked: Asked, path: Path) -> PartitionRecord:

@@ -288,7 +288,7 @@ class PartitionTable:
             path: Its ending sets the format, e.g. ``labels.png`` or ``labels.pdf``.
 
         Raises:
-            ValueError: There is neither: the clients' task is a regression, and they do not hold many graphs.
+            ValueError: There is neither: numbers or links are learned, and clients do not hold many graphs.
         """
         import matplotlib
 
@@ -299,7 +299,7 @@ class PartitionTable:
         from matplotlib.figure import Figure
 
         if not self.label_counts and not self.spreads:
-            raise ValueError("there are no labels to draw: the clients' task is a regression (leave --picture out)")
+            raise ValueError("there are no labels to draw: what is learned are numbers or links (leave --picture out)")
         num_classes = len(self.label_counts[0]) if self.label_counts else 0
         names = [str(k) if k >= len(self.class_names) else printable(self.class_names[k]) for k in range(num_classes)]
         clients = [printable(row.client) for row in self.rows]

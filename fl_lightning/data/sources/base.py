@@ -4,7 +4,6 @@ import contextlib
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,6 +16,7 @@ from fl_lightning.counts import Counted
 from fl_lightning.data.allocation import Allocation, Asked
 from fl_lightning.data.partition.cut import CutGraph, partition_of
 from fl_lightning.data.partition.partitioners import GivenPartitioner, Partitioner
+from fl_lightning.data.partition.record import hash_features
 from fl_lightning.data.partition.subgraphs import client_graphs
 from fl_lightning.data.partition.table import PartitionTable
 from fl_lightning.data.preparation import (
@@ -226,14 +226,7 @@ class GraphSource(Source):
             class_names = names_of_classes(raw, task.target.num_outputs([data.y]), title) or self.class_names
         if task.target.has_classes:
             check_num_classes(data.y, class_names, title)
-        left_out = dropped(raw, data)
-        if left_out.num_nodes and not self.benchmark:
-            warnings.warn(
-                f"{self}: largest_component drops {left_out.num_nodes:,} of {len(raw.x):,} nodes, "
-                f"{left_out.num_edges:,} of {raw.edge_index.shape[1]:,} edges and {left_out.num_classes} "
-                "classes; set it to false on the source to keep them.",
-                stacklevel=2,
-            )
+        left_out = dropped(raw, data, self.preparation)
         if not (asked.splitter_is_given or self.benchmark) and all(raw.get(name) is not None for name in MASKS):
             warnings.warn(
                 f"{self}: the graph's {', '.join(MASKS)} are not used, the split is {type(asked.splitter).__name__}'s; "
@@ -256,7 +249,6 @@ class GraphSource(Source):
         data, record = prepared.data, prepared.record
         user_names = getattr(asked.partitioner, "attribute", None) == self.clients_by
         clients, edges_lost = client_graphs(data, record, self.client_names if user_names else None)
-        index_N = data.get("own_idx", data.source_idx)
         named_nodes = None
         if (names := prepared.node_names) is not None:
             loaded = [data.source_idx[node_idx_N].tolist() for node_idx_N in record.node_idx]
@@ -265,8 +257,9 @@ class GraphSource(Source):
             task=prepared.task,
             clients=clients,
             num_outputs=prepared.task.target.num_outputs([data.y], len(prepared.class_names or ())),
-            source_idx=tuple(index_N[node_idx_N] for node_idx_N in record.node_idx),
+            source_idx=tuple(data.get("own_idx", data.source_idx)[node_idx_N] for node_idx_N in record.node_idx),
             partition_hash=record.content_hash(self.all_identity(asked)),
+            features=hash_features(data.x),
             groups=record.groups(),
             class_names=prepared.class_names,
             node_names=prepared.node_names,
@@ -334,20 +327,31 @@ class FileSource(GraphSource):
             raise ValueError("FileSource.path is an empty list: give at least one file")
         stems = tuple(each.stem for each in self.paths)
         self.client_names = stems if self.is_list and len(set(stems)) == len(stems) else None
+        self._saved: Data | list[Data] | None = None  # from when the file is first looked at until it is loaded
+        self._digests: list[str] | None = None  # of what was read last
 
     def __str__(self) -> str:
         """With the file."""
         names = [str(each) for each in self.paths]
         return f"FileSource({names if self.is_list else names[0]!r})"
 
+    def partitioner_for(self, given: Partitioner | None) -> Partitioner:
+        """As for any graph; for a new data module the file is read anew."""
+        self._saved = self._digests = None
+        return super().partitioner_for(given)
+
     @property
     def clients_by(self) -> str | None:  # type: ignore[override]
         """Set where there are several files, or the file holds a list."""
-        return GRAPH if isinstance(self._saved, list) else None
+        if self._digests is None:
+            self._read()
+        return GRAPH if self._holds_list else None
 
     def load(self, root: Path, cache_dir: Path | None = None) -> Data:  # noqa: D102
-        saved = self._saved
-        del self._saved
+        if self._saved is None:
+            self._read()
+        saved, self._saved = self._saved, None
+        assert saved is not None
         if not isinstance(saved, list):
             return saved
         titles = [f"FileSource({str(path)!r})" for path in self.paths] if self.is_list else [str(self)] * len(saved)
@@ -356,22 +360,25 @@ class FileSource(GraphSource):
             for idx, (graph, title) in enumerate(zip(saved, titles, strict=True))
         )
 
-    @cached_property
-    def _saved(self) -> Data | list[Data]:
-        """What is in the file or files, from when it is first looked at until it is loaded."""
+    def _read(self) -> None:
+        """Keep what is in the file or files until it is loaded, and which contents that were."""
+        self._digests = self._digests_now()
         result = [_graphs_in(path) for path in self.paths]
         if self.is_list:
             for path, graphs in zip(self.paths, result, strict=True):
                 if isinstance(graphs, list):
                     raise ValueError(f"path={str(path)!r} holds a list, but it is one of several files: give it alone")
-        return result if self.is_list else result[0]
+        self._saved = result if self.is_list else result[0]
+        self._holds_list = isinstance(self._saved, list)
 
-    def identity(self) -> dict[str, Any]:
-        """Depends on the file's contents, not on its place."""
-        hashes = []
+    def _digests_now(self) -> list[str]:
         for path in self.paths:
             check_is_file(path, "data")
-            hashes.append(digest_of_file(path))
+        return [digest_of_file(path) for path in self.paths]
+
+    def identity(self) -> dict[str, Any]:
+        """Depends on the contents of the file when it was read, not on its place."""
+        hashes = self._digests or self._digests_now()
         return {"source": type(self).__name__, "sha256": hashes if self.is_list else hashes[0]}
 
 
@@ -385,12 +392,9 @@ def _graphs_in(path: Path) -> Data | list[Data]:
     with reading(path, expected):
         with allow_pickled_graphs():
             saved = load_data(path)
-        graphs = [Data.from_dict(each) if isinstance(each, dict) else each for each in _listed(saved)]
+        graphs = saved if isinstance(saved, list) else [saved]
+        graphs = [Data.from_dict(each) if isinstance(each, dict) else each for each in graphs]
         strangers = [type(each).__name__ for each in graphs if not isinstance(each, Data)]
         if strangers or not graphs:
             raise ValueError(f"it holds a {strangers[0] if strangers else 'list of nothing'}")
     return graphs if isinstance(saved, list) else graphs[0]
-
-
-def _listed(saved: Any) -> list[Any]:
-    return saved if isinstance(saved, list) else [saved]

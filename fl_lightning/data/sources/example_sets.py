@@ -15,7 +15,7 @@ from torch_geometric.data import Data
 
 from fl_lightning.batches.client_examples import ClientExamples
 from fl_lightning.data.allocation import Allocation, Asked, digest_of, masks_of, user_masks_of
-from fl_lightning.data.columns import Column, numbered
+from fl_lightning.data.columns import Column, numbered, plain_column
 from fl_lightning.data.settings import check_is_file, user_path
 from fl_lightning.data.sources.array_file import reading
 from fl_lightning.data.sources.in_file import InFile
@@ -51,6 +51,7 @@ class ExampleSetSource(OfKind, SetSource):
             given, columns = self.load(asked.root)
             whole = examples_of({"the set": rows_of("it", given)}, self.kind)
             _check_columns(columns, len(whole.y[0]))
+            columns = {name: each if name in MASKS else plain_column(name, each) for name, each in columns.items()}
         except ValueError as error:
             raise ValueError(f"{self}: {error}") from error
         [x_NX], [y_N] = whole.x, whole.y

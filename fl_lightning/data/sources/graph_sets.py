@@ -227,7 +227,7 @@ def task_and_targets(sets: Sequence[PreparedGraphs], titles: Sequence[str]) -> t
             "same kind of target"
         )
     targets = [
-        checked_targets(each.y, each.num_graphs, title, given=kinds[0], example="graph")
+        checked_targets(each.y, each.num_graphs, title, given=each.loaded.kind, example="graph", kind=kinds[0])
         for each, title in zip(sets, titles, strict=True)
     ]
     multi_label = kinds[0] == "labels"

@@ -8,7 +8,15 @@ import torch
 from torch_geometric.data import Data
 
 from fl_lightning.data.edge_data import same_edge_data
-from fl_lightning.data.preparation import Preparation, names_of_classes, names_of_nodes, prepare_graph
+from fl_lightning.data.preparation import (
+    Dropped,
+    Preparation,
+    classes_in,
+    dropped,
+    names_of_classes,
+    names_of_nodes,
+    prepare_graph,
+)
 
 #: The node attribute that says which of several graphs a node is of.
 GRAPH = "graph"
@@ -25,7 +33,7 @@ class Part:
         preparation: What is done to it.
         name: What messages call it.
         class_names: What its classes are called if it does not say so itself; None where that is not known.
-        warns: Warn where its preparation adds edges.
+        warns: Warn where its preparation adds edges or drops nodes.
     """
 
     graph: Data
@@ -46,7 +54,7 @@ def joined(parts: Iterable[Part]) -> Data:
     Returns:
         The graph; :data:`GRAPH` is the number of the one that each node was of, ``own_idx`` its number there.
         ``class_names`` and ``node_names`` are of all, where the graphs have them; ``not_joined`` names what of
-        :data:`OF_LINKS` some of them have.
+        :data:`OF_LINKS` some of them have; ``dropped`` is what their preparation has left out.
 
     Raises:
         ValueError: One is not sound, they have different features, only some name their classes, or the edges of some
@@ -57,11 +65,17 @@ def joined(parts: Iterable[Part]) -> Data:
     texts: list[tuple[str, ...] | None] = []
     titles: list[str] = []
     not_joined: set[str] = set()
+    losses: list[Dropped] = []
+    classes: tuple[set[int | str], set[int | str]] = (set(), set())
     for part in parts:
         not_joined |= {key for key in OF_LINKS if part.graph.get(key) is not None}
         graph = prepare_graph(part.graph, part.preparation, part.name, warns=part.warns, may_lack_edges=True)
         num_names = graph.y.shape[1] if graph.y.dim() > 1 else int(graph.y.max()) + 1
         named.append(names_of_classes(part.graph, num_names, part.name) or part.class_names)
+        losses.append(dropped(part.graph, graph, part.preparation))
+        for occurring, each in zip(classes, (part.graph, graph), strict=True):
+            numbers = classes_in(each, graph, part.preparation)
+            occurring |= {named[-1][number] for number in numbers} if named[-1] else numbers
         names = names_of_nodes(part.graph, part.name)
         texts.append(None if names is None else tuple(names[node] for node in graph.source_idx.tolist()))
         prepared.append(graph)
@@ -88,6 +102,11 @@ def joined(parts: Iterable[Part]) -> Data:
         **{GRAPH: torch.repeat_interleave(torch.arange(len(prepared)), sizes)},
     )
     whole.class_names, whole.not_joined = class_names, sorted(not_joined)
+    whole.dropped = Dropped(
+        num_nodes=sum(loss.num_nodes for loss in losses),
+        num_edges=sum(loss.num_edges for loss in losses),
+        num_classes=len(classes[0] - classes[1]),
+    )
     if (given := prepared[0].get("task")) is not None:
         whole.task = given
     if any(texts):

@@ -18,7 +18,7 @@ from fl_lightning.batches.client_examples import ClientExamples
 from fl_lightning.batches.lazy_clients import LazyClients, NumberedNames
 from fl_lightning.data.allocation import Allocation, Asked, masks_of
 from fl_lightning.data.partition.record import canonical_json
-from fl_lightning.data.settings import check_count, check_number, check_seed
+from fl_lightning.data.settings import check_count, check_number, check_seed, user_path
 from fl_lightning.data.sources.array_file import reading
 from fl_lightning.data.sources.base import Source
 from fl_lightning.data.split import ClientSplit, Role, draw_roles
@@ -229,13 +229,16 @@ class ShardSource(LazySource):
     def content(self, root: Path) -> str:  # noqa: D102
         digest = hashlib.sha256()
         for name in ("x", "y", "offsets"):
-            with (root / self.folder / f"{name}.npy").open("rb") as file:
+            with (self._place(root) / f"{name}.npy").open("rb") as file:
                 while part := file.read(1 << 24):
                     digest.update(part)
         return digest.hexdigest()
 
+    def _place(self, root: Path) -> Path:
+        return root / user_path("folder", self.folder)
+
     def _arrays(self, root: Path) -> tuple[Any, Any, Any]:
-        folder = root / self.folder
+        folder = self._place(root)
         x = _mapped(folder / "x.npy", "biuf", "numbers (examples, *X)")
         y = _mapped(folder / "y.npy", "biu", "classes, whole numbers of int64 (examples,)")
         return x, y, _mapped(folder / "offsets.npy", "iu", "whole numbers of int64 (clients + 1,)")

@@ -14,6 +14,7 @@ import torch
 from scipy.io import loadmat
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.utils import is_undirected
 
 from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.batches.pairs import ClientPairs
@@ -28,7 +29,7 @@ from fl_lightning.data.partition.links import (
     undirected_edges,
 )
 from fl_lightning.data.partition.partitioners import Partitioner
-from fl_lightning.data.partition.record import PartitionRecord
+from fl_lightning.data.partition.record import PartitionRecord, hash_features
 from fl_lightning.data.partition.subgraphs import client_graphs
 from fl_lightning.data.partition.table import PartitionTable
 from fl_lightning.data.preparation import Preparation, checked_edges, dropped, prepare_graph
@@ -73,7 +74,7 @@ class Links(Source):
             features of other clients' nodes are not known; the splitter must give a link one role for all clients.
 
     Raises:
-        ValueError: A setting is out of range, or the source is not of a graph.
+        ValueError: A setting is out of range, the source is not of a graph, or the graph is directed.
     """
 
     def __init__(
@@ -90,8 +91,6 @@ class Links(Source):
             raise ValueError(f"Links.source is {type(source).__name__}: give the source of a graph")
         if features not in get_args(Features):
             raise ValueError(f"features must be {' or '.join(get_args(Features))}, got {features!r}")
-        if not source.preparation.undirected:
-            raise ValueError("Links is for undirected graphs: set source.undirected of its graph to true")
         self.source, self.features = source, features
         self.draws = LinkDraws(
             negatives=negatives,
@@ -166,7 +165,15 @@ class Links(Source):
         given = _add_given(raw, str(self))
         if raw.get("y") is None:
             raw.y = torch.zeros(raw.num_nodes, dtype=torch.int64)
+        if raw.get("x") is None and self.features != "own":
+            raw.x = torch.ones(raw.num_nodes or 0, 1)
         prepared = prepare_graph(raw, self.source.what_is_left, str(self), warns=not self.source.benchmark)
+        made_undirected = self.source.what_is_left.undirected
+        if not made_undirected and not is_undirected(prepared.edge_index, num_nodes=prepared.num_nodes):
+            raise ValueError(
+                f"{self}: some edges go one way only, but Links is for undirected graphs: set undirected to true on "
+                "the source of each graph"
+            )
         edge_U2, number = undirected_edges(prepared), raw.num_nodes or 0
         code_U = _codes(prepared.source_idx[edge_U2], number)
         if (time_E := raw.get("edge_time")) is not None:
@@ -194,15 +201,18 @@ class Links(Source):
                 f"{type(asked.partitioner).__name__} shares nodes out by their classes, but these have numbers or "
                 "labels: choose another partitioner, such as MetisPartitioner"
             )
-        path = asked.cache_dir / "partitions" / f"{cache_key(data, self._identity(asked))}.pt"
+        path = asked.cache_dir / "partitions" / f"{cache_key(data, asked, self._identity(asked))}.pt"
         record = PartitionRecord.load(path)
         if record is None:
             record = link_record(data, asked, self.draws)
             record.save(path)
+        else:
+            linked = (pair_P3[:, 2] > 0 for pair_P3 in record.pairs)
+            asked.splitter.say_what_is_lacking([role_P[P] for role_P, P in zip(record.roles, linked, strict=True)])
         relation_U = data.get("link_relation")
         num_relations = 1 if relation_U is None else int(relation_U.max()) + 1
         task = LinkPrediction(num_relations=num_relations, across_clients=self.draws.candidates == "across")
-        return CutGraph(data=data, task=task, record=record, dropped=dropped(raw, data))
+        return CutGraph(data=data, task=task, record=record, dropped=dropped(raw, data, self.source.preparation))
 
     def _identity(self, asked: Asked) -> dict[str, Any]:
         assert asked.partitioner is not None
@@ -234,6 +244,7 @@ class Links(Source):
             num_outputs=1,
             source_idx=tuple(index_N[each.graph.node_idx_N][each.pair_P2] for each in clients),
             partition_hash=record.content_hash(self._identity(asked)),
+            features=hash_features(data.x) if self.features == "own" else "",
             groups=record.groups(),
             edges_lost=edges_lost,
             dropped=prepared.dropped,

@@ -94,11 +94,10 @@ class ManyGraphSets(Source):
                 f"ManyGraphSets.own_outputs is false, but the clients have {counts} {task.target.name}: leave it out, "
                 "or give all the same"
             )
+        named = [
+            each.loaded.class_names or source.class_names for each, source in zip(prepared, self.sources, strict=True)
+        ]
         if task.target.has_classes:
-            named = [
-                each.loaded.class_names or source.class_names
-                for each, source in zip(prepared, self.sources, strict=True)
-            ]
             together = (
                 zip(self.names, targets, named, strict=True)
                 if own_outputs
@@ -126,6 +125,7 @@ class ManyGraphSets(Source):
             source_idx=tuple(everything),
             partition_hash=digest_of(asked.identity(self.identity()), (*tensors, *targets, *roles)),
             named_nodes=tuple(p.names(g) for p, g in zip(prepared, everything, strict=True)) if has_names else None,
+            class_names=named[0] if len(set(named)) == 1 and not own_outputs else None,
             own_inputs=own_inputs,
             own_outputs=tuple(counts) if own_outputs else (),
         )

@@ -59,12 +59,12 @@ class MoleculeSource(GraphSetSource):
                 raise ValueError(
                     f"{setting} is {value!r}: give a list of different columns of the table, or leave it out"
                 )
-        if taken := sorted(set(columns or ()) & {*TRAITS, "y"}):
-            raise ValueError(f"columns has {taken[0]!r}, which graphs have already: rename that column of the table")
         self.files: tuple[str, ...] = (path,)
         self.smiles, self.kind = smiles, kind
         self.target_columns, self.name_column = targets, names
         self.columns = list(dict.fromkeys([*(columns or ()), *([clients] if clients is not None else [])]))
+        if taken := sorted({*self.columns} & {*TRAITS, "y", "num_nodes", "examples"}):
+            raise ValueError(f"columns has {taken[0]!r}, which graphs have already: rename that column of the table")
         self.clients_by = clients
         self.bonds = bonds
         self._found_targets: list[str] = []  # in the table that was read

@@ -9,6 +9,7 @@ from torch_geometric.data import Data, Dataset, HeteroData
 
 from fl_lightning.data.partition.record import hash_features
 from fl_lightning.data.preparation import Preparation
+from fl_lightning.data.settings import user_path
 from fl_lightning.data.sources.base import FileSource, GraphSource, Source
 from fl_lightning.data.sources.example_sets import InMemoryExampleSet
 from fl_lightning.data.sources.graph_sets import GraphSetSource, InMemoryGraphSet
@@ -144,7 +145,7 @@ def _converted(source: Any) -> Any:
     if isinstance(source, Data):
         return InMemorySource(source)
     if isinstance(source, str | Path):
-        if not Path(source).is_file():
+        if not user_path("data.source", source).is_file():
             raise ValueError(
                 f"data.source is {str(source)!r}, which is not a file: give a source, a graph, or a saved graph"
             )

@@ -82,6 +82,16 @@ def test_a_column_makes_clients_and_names_them(tmp_path) -> None:
     assert ends[0].max <= ends[1].min <= ends[1].max <= ends[2].min
 
 
+def test_columns_of_pandas_may_have_gaps_and_any_index() -> None:
+    cities = pd.Series(["Bern", None, "Aachen", float("nan")] * 30, index=range(500, 620))
+    data = module(InMemoryExampleSet((X, Y), {"city": cities}), GivenPartitioner("city", leave_out_negative=True))
+    assert [(client.name, client.size) for client in data.clients] == [("Aachen", 30), ("Bern", 30)]
+    dates = InMemoryExampleSet((X, Y), {"day": pd.date_range("2020-01-01", periods=120)})
+    for texts in (dates, InMemoryExampleSet((X, Y), {"day": [1, *CITIES[1:]]})):
+        with pytest.raises(ValueError, match=r"columns: 'day' has .*: give texts or numbers alone, and None where"):
+            module(texts, RandomPartitioner(2))
+
+
 def test_what_has_no_role_is_left_out() -> None:
     unknown = torch.where(torch.arange(120) < 30, -1, Y)
     data = module((X, unknown), RandomPartitioner(2))

@@ -240,6 +240,39 @@ def test_missing_labels_and_numbers_are_gaps(tmp_path: Path) -> None:
         module(GraphSets([one, two], own_outputs=False), tmp_path)
 
 
+def test_names_of_classes_that_all_clients_share_are_kept(tmp_path: Path) -> None:
+    sets = [InMemoryGraphSet(paths(12)), InMemoryGraphSet(paths(12))]
+    sets[0].class_names = sets[1].class_names = ("no", "yes")
+    assert module(ManyGraphSets(sets), tmp_path).class_names == ("no", "yes")
+    assert module(ManyGraphSets(sets, own_outputs=True), tmp_path).class_names is None
+    sets[1].class_names = ("yes", "no")
+    assert module(ManyGraphSets(sets), tmp_path).class_names is None
+
+
+@pytest.mark.parametrize(
+    ("row", "remedy"), [(lambda index: [index % 2, 1 - index % 2], "one-hot"), (lambda index: [3, index], "as floats")]
+)
+@pytest.mark.parametrize("several", [False, True])
+def test_a_matrix_of_whole_numbers_is_refused_unless_the_graphs_say_what_it_is(
+    row: Any, remedy: str, several: bool, tmp_path: Path
+) -> None:
+    graphs = [path_of(4, row(index)) for index in range(12)]
+
+    def tried() -> FederatedDataModule:
+        if several:
+            return module([graphs[:6], graphs[6:]], tmp_path)
+        return module(InMemoryGraphSet(graphs), tmp_path, RandomPartitioner(2))
+
+    with pytest.raises(ValueError, match=rf"the targets y are torch.int64 of shape .*{remedy}"):
+        tried()
+    for graph in graphs:
+        graph.task = "numbers"
+    assert str(tried().task) == "GraphRegression"
+    graphs[3].task = "classes"
+    with pytest.raises(ValueError, match="graph 3: task is 'classes', that of the first 'numbers'; it says what y"):
+        tried()
+
+
 def test_more_classes_than_graphs_are_refused(tmp_path: Path) -> None:
     graphs = [path_of(3 + index, index % 2) for index in range(9)]
     graphs.append(path_of(4, 255))

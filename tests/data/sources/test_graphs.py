@@ -411,7 +411,10 @@ def test_file_source(tmp_path: Path, as_dict: bool):
     changed = triangle()
     changed.y = torch.tensor([1, 1, 0])
     torch.save(changed, path)
-    assert source.identity() != before
+    assert source.identity() == before  # of what was read
+    assert FileSource(str(path)).identity() != before
+    assert torch.equal(source.load(tmp_path).y, changed.y)
+    assert source.identity() == FileSource(str(path)).identity()
 
 
 @pytest.mark.parametrize("content", [b"no pickle", [1, 2], Path("runs code")])

@@ -46,6 +46,13 @@ def test_a_shard(shard: Path) -> None:
     assert module(ShardSource(str(shard), num_classes=3), shard).partition_hash != before
 
 
+def test_a_shard_in_the_users_folder(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(shard.parent))
+    data = module(ShardSource(f"~/{shard.name}", num_classes=3), shard / "elsewhere")
+    assert list(data.registry.sizes) == [5, 10, 20]
+    assert torch.equal(data.clients[1].inputs, torch.from_numpy(np.load(shard / "x.npy")[5:15]))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

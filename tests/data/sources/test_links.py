@@ -15,6 +15,7 @@ from fl_lightning.data import (
     ChronologicalSplit,
     ClientSplit,
     DirichletPartitioner,
+    GivenPartitioner,
     GivenSplit,
     InMemorySource,
     Links,
@@ -278,7 +279,6 @@ def test_the_graphs_of_the_benchmark(tmp_path) -> None:
         ({"source": COMMUNITIES, "candidates": "across"}, "candidates: across pairs own nodes with those of other"),
         ({"source": COMMUNITIES, "pool_size": 0}, "pool_size must be at least 1, got 0"),
         ({"source": COMMUNITIES, "message_fraction": 0.0}, r"message_fraction must be a number in \(0, 1\], got 0"),
-        ({"source": InMemorySource(link_graph(), undirected=False)}, "Links is for undirected graphs: set"),
         ({"source": 3}, "Links.source is int: give the source of a graph"),
         ({"source": Links(COMMUNITIES)}, "Links.source is Links: give the source of a graph"),
     ],
@@ -286,6 +286,33 @@ def test_the_graphs_of_the_benchmark(tmp_path) -> None:
 def test_wrong_settings_are_named(settings, message) -> None:
     with pytest.raises(ValueError, match=message):
         Links(**settings)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_graphs_that_were_left_directed_are_refused(several, tmp_path) -> None:
+    one_way = torch.stack([torch.arange(20), (torch.arange(20) + 1) % 20])
+
+    def pairs_of(edges):
+        graph = InMemorySource(Data(x=torch.ones(20, 1), edge_index=edges, y=torch.arange(20) % 2), undirected=False)
+        source, partitioner = (ManyGraphs([graph] * 2), GivenPartitioner("graph")) if several else (graph, None)
+        return link_data(tmp_path, partitioner or RandomPartitioner(1), source=source, pool_size=5).clients
+
+    with pytest.raises(ValueError, match="some edges go one way only, but Links is for undirected graphs: set"):
+        pairs_of(one_way)
+    both_ways = pairs_of(torch.cat([one_way, one_way.flip(0)], dim=1))
+    assert {int((client.y_N[:, 0] > 0.5).sum()) for client in both_ways} == {20}
+
+
+def test_features_that_are_made_need_none(tmp_path) -> None:
+    graph = link_graph()
+    del graph.x
+    graph.num_nodes = 90
+    data = link_data(tmp_path, source=InMemorySource(graph), features="structure")
+    with_others = link_data(tmp_path, source=InMemorySource(link_graph()), features="structure")
+    for one, other in zip(data.clients, with_others.clients, strict=True):
+        assert torch.equal(one.graph.x_NF, other.graph.x_NF)
+    with pytest.raises(ValueError, match="has no x: node features"):
+        link_data(tmp_path, source=InMemorySource(graph))
 
 
 def test_wrong_data_are_named(tmp_path) -> None:

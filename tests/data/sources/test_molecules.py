@@ -238,6 +238,7 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
         ({"targets": ["place"]}, "column 'place' has 'x' in row 0, which is no finite number"),
         ({"targets": "a"}, "targets is 'a': give a list of different columns"),
         ({"columns": ["size"]}, "columns has 'size', which graphs have already"),
+        ({"clients": "num_nodes"}, "columns has 'num_nodes', which graphs have already"),
         ({"targets": ["a"], "columns": ["ID", "place", "weight", "nowhere"]}, "no column 'nowhere'"),
     ],
 )

@@ -52,6 +52,12 @@ def test_each_of_a_list_is_a_client(tmp_path: Path) -> None:
         assert data.statistics().rows[0].edges_lost == 0
 
 
+def test_a_file_in_the_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    torch.save([graph(12), graph(10)], tmp_path / "all.pt")
+    assert [client.num_nodes for client in module("~/all.pt", tmp_path).clients] == [12, 10]
+
+
 def test_a_file_with_a_list_and_a_list_of_files(tmp_path: Path) -> None:
     graphs = [graph(12), graph(10)]
     torch.save(graphs, tmp_path / "all.pt")
