@@ -193,11 +193,6 @@ def _graph_or_given(saved: Any) -> Any:
     return Data.from_dict(saved) if isinstance(saved, dict) and "edge_index" in saved else saved
 
 
-def untrained(new: ClientData) -> ClientData:
-    """New data that nobody trains on: what would train has no role."""
-    return dataclasses.replace(new, train_mask_N=torch.zeros_like(new.train_mask_N))
-
-
 @functools.singledispatch
 def as_client_data(client_data: ClientData, new: Any, like: Like) -> ClientData:
     """New data in the form of a client's.

@@ -1,6 +1,7 @@
 """Predict new data with the model of a run: ``fl-train predict RUN --data FILE --client NAME``."""
 
 import argparse
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,7 +36,6 @@ def main(arguments: Sequence[str]) -> int:
     )
     given = parser.parse_args(arguments)
     from fl_lightning.trained.loading import load_run
-    from fl_lightning.trained.new_data import untrained
 
     try:
         check_output("--to", given.to, [given.data])
@@ -48,8 +48,8 @@ def main(arguments: Sequence[str]) -> int:
             predicted = run.predictions()[client]
         else:
             predicted = run.predict(data, client, num_finetune_epochs=given.finetune)
-        if not given.onboard and not given.finetune:
-            data = untrained(data)
+        if not given.onboard and not given.finetune:  # nobody has trained on them
+            data = dataclasses.replace(data, train_mask_N=data.train_mask_N.new_zeros(data.train_mask_N.shape))
         run.write_predictions(Path(given.to), data, predicted, run.new_names(given.data, client))
     except (ValueError, OSError) as error:
         return mistake("predict", error)
