@@ -55,7 +55,8 @@ class Allocation:
         num_outputs: Classes or labels of the whole federation, or numbers of a target.
         source_idx: For each client the user's own numbers of its examples, int64.
         partition_hash: SHA-256 (hex) of data, partition and split.
-        features: Digest of the features of a graph's nodes, which the hash leaves out; empty for none.
+        features: What the features of a graph's nodes are (:mod:`fl_lightning.data.sketch`), which the hash leaves out;
+            empty for none.
         groups: Each client's group, where several are drawn from one part of a graph; else empty.
         relation_CC: Client relation graph; None if the data have none.
         class_names: What the classes are called; None where that is not known.

@@ -1,7 +1,6 @@
 """The federation's data: what each client holds and how it is split, behind Lightning's data interface."""
 
 import dataclasses
-import zlib
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -19,9 +18,9 @@ from fl_lightning.data.allocation import Allocation, Asked
 from fl_lightning.data.heterogeneity.base import Heterogeneity, check_heterogeneity, with_heterogeneity
 from fl_lightning.data.mapped import with_mapped_inputs
 from fl_lightning.data.partition.partitioners import Partitioner
-from fl_lightning.data.partition.record import content
 from fl_lightning.data.partition.table import PartitionTable
 from fl_lightning.data.settings import check_count, check_flag, check_folder, check_seed
+from fl_lightning.data.sketch import sketch
 from fl_lightning.data.sources.base import Source
 from fl_lightning.data.sources.folders import cache_folder, data_root
 from fl_lightning.data.sources.links import Links
@@ -262,9 +261,8 @@ class FederatedDataModule(LightningDataModule, Counted):
 
     @property
     def _contents(self) -> str:
-        """A digest of features and relations; these are rounded, as not every machine computes them alike."""
-        relation_CC = self.relation_CC
-        relations = "" if relation_CC is None else f"{zlib.crc32(content(relation_CC.round(decimals=3) + 0.0)):08x}"
+        """What features and relations are, which not every machine computes to the last bit."""
+        relations = "" if self.relation_CC is None else sketch(self.relation_CC)
         return " ".join(filter(None, (self.allocation.features, relations)))
 
     @property

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fl_lightning.data.sketch import are_alike
 from fl_lightning.run.folder import whole_file
 from fl_lightning.saved_tensors import load_saved, write_saved
 
@@ -158,7 +159,8 @@ def differing(saved: Mapping[str, str], current: Mapping[str, str]) -> list[str]
     return sites + [
         f"{name}: checkpoint {saved.get(name)!r}, this run {current[name]!r}"
         for name in current
-        if saved.get(name) != current[name] and name not in told and (name != CONTENTS or name in saved)
+        if saved.get(name) != current[name] and name not in told
+        if name != CONTENTS or not are_alike(saved.get(name, current[name]), current[name])
     ]
 
 

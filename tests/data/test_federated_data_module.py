@@ -201,14 +201,14 @@ def test_resuming_notices_other_features_and_relations(tmp_path: Path, planted: 
     other = planted.clone()
     other.x = other.x.roll(1, 0)
     found = []
-    for graph, weight in ((planted, 1.0), (planted, 1.00001), (other, 1.0), (planted, 2.0)):
+    for graph, weight in ((planted, 1.0), (planted, 1.0000001), (other, 1.0), (planted, 2.0)):
         data = module(tmp_path, source=HeldGraph(graph))
         data.setup()
         data._relation_CC = weight * (1 - torch.eye(5))
         found.append(data.registry.contents)
-    assert found[0] == found[1]
-    assert len(set(found)) == 3
-    first, *_, last = ({"seed": "0", CONTENTS: contents} for contents in found)
+    first, rounded, moved, last = ({"seed": "0", CONTENTS: contents} for contents in found)
+    assert not differing(first, rounded)
+    assert len(differing(first, moved)) == 1
     assert differing(first, last) == [f"features and relations: checkpoint {found[0]!r}, this run {found[-1]!r}"]
     assert differing(first, dict(first)) == differing({"seed": "0"}, last) == []
 

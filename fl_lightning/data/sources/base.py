@@ -16,7 +16,6 @@ from fl_lightning.counts import Counted
 from fl_lightning.data.allocation import Allocation, Asked
 from fl_lightning.data.partition.cut import CutGraph, partition_of
 from fl_lightning.data.partition.partitioners import GivenPartitioner, Partitioner
-from fl_lightning.data.partition.record import hash_features
 from fl_lightning.data.partition.subgraphs import client_graphs
 from fl_lightning.data.partition.table import PartitionTable
 from fl_lightning.data.preparation import (
@@ -28,6 +27,7 @@ from fl_lightning.data.preparation import (
     prepare_graph,
 )
 from fl_lightning.data.settings import check_is_file, digest_of_file, user_path
+from fl_lightning.data.sketch import sketch
 from fl_lightning.data.sources.array_file import reading
 from fl_lightning.data.sources.joined import GRAPH, Part, joined
 from fl_lightning.data.split import MASKS, ClientSplit, GlobalSplit, Splitter
@@ -259,7 +259,7 @@ class GraphSource(Source):
             num_outputs=prepared.task.target.num_outputs([data.y], len(prepared.class_names or ())),
             source_idx=tuple(data.get("own_idx", data.source_idx)[node_idx_N] for node_idx_N in record.node_idx),
             partition_hash=record.content_hash(self.all_identity(asked)),
-            features=hash_features(data.x),
+            features=sketch(data.x),
             groups=record.groups(),
             class_names=prepared.class_names,
             node_names=prepared.node_names,

@@ -29,11 +29,12 @@ from fl_lightning.data.partition.links import (
     undirected_edges,
 )
 from fl_lightning.data.partition.partitioners import Partitioner
-from fl_lightning.data.partition.record import PartitionRecord, hash_features
+from fl_lightning.data.partition.record import PartitionRecord
 from fl_lightning.data.partition.subgraphs import client_graphs
 from fl_lightning.data.partition.table import PartitionTable
 from fl_lightning.data.preparation import Preparation, checked_edges, dropped, prepare_graph
 from fl_lightning.data.settings import check_size
+from fl_lightning.data.sketch import sketch
 from fl_lightning.data.sources.array_file import one_line
 from fl_lightning.data.sources.base import GraphSource, Source
 from fl_lightning.data.split import GlobalSplit, Role, Splitter
@@ -244,7 +245,7 @@ class Links(Source):
             num_outputs=1,
             source_idx=tuple(index_N[each.graph.node_idx_N][each.pair_P2] for each in clients),
             partition_hash=record.content_hash(self._identity(asked)),
-            features=hash_features(data.x) if self.features == "own" else "",
+            features=sketch(data.x) if self.features == "own" else "",
             groups=record.groups(),
             edges_lost=edges_lost,
             dropped=prepared.dropped,
