@@ -196,7 +196,7 @@ class GaussianNoise(SiteFilter):
         if not self._is_paid:
             self.pay(summed_with)
         self._is_paid = False
-        finite_D = numbers_D.nan_to_num(0.0).clamp(-_LARGEST, _LARGEST)
+        finite_D = numbers_D.double().nan_to_num(0.0).clamp(-_LARGEST, _LARGEST)
         clipped_D = finite_D * (self.clip_norm / finite_D.norm().clamp(min=1e-300)).clamp(max=1.0)
         deviation = self.noise_multiplier * 2 * self.clip_norm
         if self.distributed:

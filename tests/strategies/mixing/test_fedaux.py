@@ -38,7 +38,8 @@ class Pull(LocalAuxClient):
         return 0.5 * (output.logits.square().sum(dim=1) * batch.train_mask).sum()
 
     def scores(self, output, batch) -> dict[str, tuple[Tensor, Tensor]]:
-        return {"val/loss": (output.logits.square().sum(), batch.val_mask.sum())}
+        error = (output.logits.square().sum(dim=1) * batch.example_mask).sum()
+        return {"val/loss": (error, batch.val_mask.sum())}
 
 
 @pytest.fixture
