@@ -26,6 +26,10 @@ class PerClientMetrics(Callback):
         self.every_n_rounds = every_n_rounds
         self.setting = metrics
 
+    def given(self) -> dict[str, Sequence[str] | None]:
+        """Settings that are stored under other names."""
+        return {"metrics": self.setting}
+
     def on_fit_start(self, trainer: Trainer) -> None:
         """Open the file, without the rows of rounds that a resumed run repeats.
 

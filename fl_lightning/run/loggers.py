@@ -105,6 +105,10 @@ class CSVLogger(RunLogger):
         self.setting = root_dir
         self.table: RoundTable
 
+    def given(self) -> dict[str, Any]:
+        """Settings that are stored under other names."""
+        return {"root_dir": self.setting}
+
     @property
     def name(self) -> str:
         """None: the folder of the file has the run's name."""
@@ -153,6 +157,10 @@ class TensorBoardLogger(RunLogger, tensorboard.TensorBoardLogger):
     def __init__(self, root_dir: str | None = None) -> None:
         super().__init__(root_dir=root_dir or "", name="", version="")
         self.setting = root_dir
+
+    def given(self) -> dict[str, Any]:
+        """Settings that are stored under other names."""
+        return {"root_dir": self.setting}
 
     def begin(self, folder: Path, history: Sequence[Mapping[str, float]]) -> None:
         """Begin a file; in a resumed run it hides what was logged for later rounds."""
@@ -213,6 +221,11 @@ class WandbLogger(RunLogger, lightning_loggers.WandbLogger):
             mode="offline" if offline else None,
         )
         self._wandb_init.pop("anonymous", None)  # Lightning always passes it, and W&B warns that it is ignored
+        self.settings = {"offline": offline, "save_dir": save_dir}
+
+    def given(self) -> dict[str, Any]:
+        """Settings that are stored under other names."""
+        return self.settings
 
     def continue_run(self, run_id: str) -> None:
         """Continue an earlier W&B run.

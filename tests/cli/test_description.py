@@ -1,21 +1,27 @@
 """A run from Python leaves the configuration that the command line would have taken."""
 
 import functools
+import inspect
 import signal
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import yaml
 from lightning.fabric.loggers.logger import Logger
 
+import fl_lightning as fl
 from fl_lightning import ClientModule, FederatedDataModule, FederatedTrainer
-from fl_lightning.callbacks import EarlyStopping
+from fl_lightning.callbacks import EarlyStopping, PerClientMetrics
 from fl_lightning.cli import FederatedCLI
 from fl_lightning.data import GivenPartitioner, PlanetoidSource, PlantedCommunities
 from fl_lightning.models import GCN
+from fl_lightning.relations import topology
+from fl_lightning.run import loggers
 from fl_lightning.run.description import Description
+from fl_lightning.run.loggers import CSVLogger, RoundTable, WandbLogger
 from fl_lightning.strategies import FedProx, FedSheafHN
 
 
@@ -79,9 +85,34 @@ def test_what_cannot_be_written_is_named() -> None:
     assert description.unwritten == ["it.patience.0", "it.patience.1"]
 
 
-@pytest.mark.parametrize("value", [PlanetoidSource(name="Cora", undirected=True), FedSheafHN(num_neighbors=3)])
-def test_objects_of_the_package_are_written_whole(value: Any) -> None:
-    description = Description()
-    actual = description.of(value, "it")
-    assert description.unwritten == []
-    assert yaml.safe_load(yaml.safe_dump(actual)) == actual
+def objects() -> Iterator[Any]:
+    """One of every class that a configuration may name and that has no required setting, and some with settings."""
+    yield from (PlanetoidSource(name="Cora", undirected=True), FedSheafHN(num_neighbors=3))
+    yield from (fl.data.FileSource("graph.pt"), fl.data.FileSource(["a.pt", "b.pt"], undirected=False))
+    yield fl.data.MoleculeSource("table.csv", targets=["y"], names="name", columns=["mass"], clients="laboratory")
+    yield from (fl.data.Tox21(["NR-AR"]), fl.data.TwitchSource(["DE", "PT"], undirected=False))
+    yield fl.data.PyGGraphs("torch_geometric.datasets.Twitch", ["DE", "PT"], ignore_label=3)
+    yield fl.data.ManyGraphs([PlantedCommunities(), PlantedCommunities()], ["a", "b"])
+    yield from (CSVLogger("logs"), WandbLogger(offline=True, save_dir="logs"), PerClientMetrics(metrics=["acc"]))
+    for module in (fl.data, fl.strategies, fl.callbacks, loggers, topology):
+        for kind in vars(module).values():
+            is_one = (
+                inspect.isclass(kind) and kind.__module__.startswith("fl_lightning") and not inspect.isabstract(kind)
+            )
+            if is_one and not issubclass(kind, RoundTable | Exception):
+                required = [each for each in inspect.signature(kind).parameters.values() if each.default is each.empty]
+                if not [each for each in required if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]:
+                    with suppress(ValueError):  # it requires one of several
+                        yield kind()
+
+
+def test_objects_of_the_package_are_written_whole() -> None:
+    values = list(objects())
+    assert len(values) > 100
+    for value in values:
+        description = Description()
+        actual = description.of(value, "it")
+        assert description.unwritten == [], value
+        assert yaml.safe_load(yaml.safe_dump(actual)) == actual
+        if "class_path" not in str(actual["init_args"]):
+            assert Description().of(type(value)(**actual["init_args"]), "it") == actual

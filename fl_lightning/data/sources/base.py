@@ -335,6 +335,11 @@ class FileSource(GraphSource):
         names = [str(each) for each in self.paths]
         return f"FileSource({names if self.is_list else names[0]!r})"
 
+    def given(self) -> dict[str, Any]:
+        """Settings that are stored under other names."""
+        paths = [str(each) for each in self.paths]
+        return {"path": paths if self.is_list else paths[0]}
+
     def partitioner_for(self, given: Partitioner | None) -> Partitioner:
         """As for any graph; for a new data module the file is read anew."""
         self._saved = self._digests = None

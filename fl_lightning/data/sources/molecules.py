@@ -73,6 +73,11 @@ class MoleculeSource(GraphSetSource):
         """With the file."""
         return f"{type(self).__name__}({self.files[0]!r})"
 
+    def given(self) -> dict[str, Any]:
+        """Settings that are stored under other names."""
+        columns = {"targets": self.target_columns, "names": self.name_column, "clients": self.clients_by}
+        return {"path": self.files[0], **columns}
+
     def identity(self) -> dict[str, Any]:  # noqa: D102
         names = ("smiles", "kind", "target_columns", "columns", "clients_by", "bonds")
         return {**super().identity(), **{name: getattr(self, name) for name in names}}
@@ -245,6 +250,10 @@ class Tox21(MoleculeSource):
             raise ValueError(f"assays has {wrong}, which is not one of {', '.join(self.names)}")
         kind: Kind = "labels" if len(chosen) > 1 else "classes"
         super().__init__("molecules/tox21.csv", "smiles", chosen, kind, bonds=bonds)
+
+    def given(self) -> dict[str, Any]:
+        """Settings that are stored under other names."""
+        return {"assays": self.target_columns}
 
     def __str__(self) -> str:
         """The name of the set, with the assay if there is one."""

@@ -1,5 +1,6 @@
 """Data sets of several graphs that are a client each, as they were collected."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,11 @@ class PyGGraphs(ManyGraphs):
         super().__init__(
             [PyGSource(dataset, _with_name(arguments, name), *settings) for name in names], names=list(names)
         )
+        self.dataset, self.arguments = dataset, arguments
+
+    def given(self) -> dict[str, Any]:
+        """Settings that are stored under other names."""
+        return {**super().given(), **dataclasses.asdict(self.sources[0].preparation)}
 
 
 class TwitchSource(ManyGraphs):
@@ -78,6 +84,10 @@ class TwitchSource(ManyGraphs):
             raise ValueError(f"countries has {unknown[0]!r}, which is not one of {', '.join(self.names)}.")
         settings = (normalize_features, largest_component, undirected)
         super().__init__([_Country(name, *settings) for name in chosen], names=list(chosen))
+
+    def given(self) -> dict[str, Any]:
+        """Settings that are stored under other names."""
+        return {"countries": self.client_names, **dataclasses.asdict(self.sources[0].preparation)}
 
     def __str__(self) -> str:
         """The data set's name."""

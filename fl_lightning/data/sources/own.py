@@ -101,6 +101,10 @@ class ManyGraphs(GraphSource):
             for idx, source in enumerate(self.sources)
         )
 
+    def given(self) -> dict[str, Any]:
+        """Settings that are stored under other names."""
+        return {"names": self.client_names}
+
     def preparation_of(self, client: int) -> Preparation:
         """That of the client's own source."""
         return self.sources[client].preparation

@@ -46,6 +46,10 @@ class OfKind(Source):
             raise ValueError(f"task must be one of {', '.join(_KINDS)}, or None, got {task!r}")
         self.kind = task
 
+    def given(self) -> dict[str, Any]:
+        """Settings that are stored under other names."""
+        return {"task": self.kind}
+
     def identity(self) -> dict[str, Any]:
         """The kind; the examples themselves are part of a partition's hash."""
         return {"source": type(self).__name__, "task": self.kind}
