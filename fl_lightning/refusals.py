@@ -111,6 +111,10 @@ def _cause(message: str, words: Sequence[str]) -> str:
         path = named(words, f"model.{key[1].rpartition('.')[2]}")
         if "." in path and (why := why_not_imported(path)):
             return f"model.{key[1]}: {path!r} cannot be imported: {why}"
+    if abstract := re.search(r"Expected an instantiatable class, but (?:([\w.]+) )?is abstract", message):
+        key = _KEY.match(message)
+        name = (abstract[1] or (named(words, key[1]) if key else "")).rpartition(".")[2]
+        return f"{name} only says what such classes have in common: {_kinds_of(name)}"
     if unknown := re.search(r"Expected a dot import path string: (\S+)", message):
         return _unknown_class(unknown[1], message)
     if unknown := re.fullmatch(r"Option '(\S+)' is not accepted", message):
@@ -195,6 +199,13 @@ def why_not_imported(path: str) -> str:
     except Exception as error:  # a user's module can raise anything
         return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return ""
+
+
+def _kinds_of(name: str) -> str:
+    """Advice to give one of the kinds of a class."""
+    known = known_classes()
+    kinds = sorted(n for n, kind in known.items() if name in known and issubclass(kind, known[name]))
+    return f"give one of {', '.join(n for n in kinds if not inspect.isabstract(known[n]))}" if kinds else "give another"
 
 
 def _unknown_class(name: str, message: str) -> str:
@@ -370,7 +381,8 @@ def known_classes() -> dict[str, type]:
     """Classes that settings can name, and their base classes, by bare name."""
     bases = (Strategy, Aggregation, Source, Partitioner, Splitter, Callback, Executor, ClientModule, Logger)
     result = [cls for base in bases for cls in _subclasses(base)]
-    return {cls.__name__: cls for cls in result if cls is Logger or not cls.__module__.startswith("lightning.")}
+    named = (cls for cls in result if cls is Logger or not cls.__module__.startswith("lightning."))
+    return {cls.__name__: cls for cls in named if not cls.__name__.startswith("_")}
 
 
 def _subclasses(base: type) -> list[type]:

@@ -120,7 +120,12 @@ def check_inputs(net: nn.Module) -> None:
         if getattr(module, "cached", False) is True:
             where = f"{name} ({type(module).__name__})" if name else type(module).__name__
             raise ValueError(f"{where} keeps the first graph that it sees for all others: leave out cached=True")
-    parameters = _signature(net.forward)[1:]
+    first, *parameters = _signature(net.forward)
+    if first.name in GIVEN:
+        raise ValueError(
+            f"{type(net).__name__}.forward begins with {first.name}: let it begin with the features, as "
+            "forward(x, edge_index) does"
+        )
     plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_ONLY)
     others = [p.name for p in parameters if p.kind in plain and p.default is p.empty and p.name not in GIVEN]
     if others:

@@ -146,6 +146,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--strategy.hypernetwork_lr=-1"], "strategy.hypernetwork_lr must not be negative, got -1.0"),
         (["--strategy.hidden_channels=0"], "strategy.hidden_channels must be at least 1, got 0"),
         (["--strategy.hypernetwork_dropout=1"], "strategy.hypernetwork_dropout must be in [0, 1), got 1.0"),
+        (["--strategy=Strategy"], "Strategy only says what such classes have in common: give one of APFL, AdaFGL"),
         (["--strategy=7"], "strategy: there is no class '7': give a class path, or one of APFL"),
         (
             ["--model.net.hidden_channels=0"],

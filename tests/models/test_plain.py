@@ -268,6 +268,11 @@ class HasHead(Encoder):
         return self.head(self.conv(x, edge_index))
 
 
+class EdgesFirst(TwoLayers):
+    def forward(self, edge_index: Tensor, x: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(x, edge_index)
+
+
 class Shadows(TwoLayers):
     def __init__(self, num_features: int, num_classes: int) -> None:
         super().__init__(num_features, num_classes)
@@ -281,6 +286,7 @@ class Shadows(TwoLayers):
         (Pools, "Pools replaces its buffer norm.running_mean, norm.running_var while it trains: .* or do without it"),
         (Counts, "Counts counts in its buffer calls while it trains"),
         (NeedsTypes, "NeedsTypes.forward needs edge_type, which clients' graphs do not have"),
+        (EdgesFirst, "EdgesFirst.forward begins with edge_index: let it begin with the features"),
         (HasHead, "HasHead returns 5 numbers per node, but there are 3 outputs, .* called head"),
         (Shadows, "Shadows has a part called plain_name, which is taken: rename it"),
         (GAT(7, 8, 2, 3), "GAT cannot compute on nodes of 6 features .RuntimeError: mat1 and mat2"),
