@@ -43,8 +43,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import torch_geometric.nn as pyg
 from torch import Tensor, nn
-from torch_geometric.nn import GCNConv
 
 from fl_lightning import (
     Callback,
@@ -138,7 +138,7 @@ class PyGGCN(nn.Module):
     def __init__(self, in_channels: int, out_channels: int, *, hidden_channels: int) -> None:
         super().__init__()
         widths = [(in_channels, hidden_channels), (hidden_channels, hidden_channels)]
-        self.convs = nn.ModuleList([GCNConv(*width) for width in widths])
+        self.convs = nn.ModuleList([pyg.GCNConv(*width) for width in widths])
         self.head = nn.Linear(hidden_channels, out_channels)
 
     def forward(self, batch: GraphBatch) -> NetOutput:
@@ -235,6 +235,22 @@ def cora_part(machine: Machine) -> Iterator[Figure]:
     data = cora()
     for hidden in (64, 128):
         yield from client_step(machine, "cora", data, hidden, num_epochs=NUM_EPOCHS, stacked=60, sequential=6)
+
+
+def pyg_part(machine: Machine) -> Iterator[Figure]:
+    """PyG's own models, two layers of width 64, on Cora, 20 clients."""
+    data = cora()
+    for model in (pyg.GCN, pyg.GraphSAGE, pyg.GIN, pyg.GAT):
+        net = functools.partial(model, hidden_channels=64, num_layers=2)
+        seconds = {}
+        for executor, num_rounds in ((StackedExecutor, 60), (SequentialExecutor, 6)):
+            kind = "stacked" if executor is StackedExecutor else "sequential"
+            trainer = fit(data, FedAvg(num_epochs=NUM_EPOCHS), net, executor=executor(), num_rounds=num_rounds)
+            seconds[kind] = seconds_a_round(trainer)
+            case = f"{model.__name__}, {NUM_EPOCHS} epochs + evaluation, {kind}"
+            yield Figure(part="pyg", case=case, value=1e3 * seconds[kind])
+        case = f"{model.__name__}, stacked against sequential"
+        yield Figure(part="pyg", case=case, value=seconds["sequential"] / seconds["stacked"], unit="times")
 
 
 def arxiv_part(machine: Machine) -> Iterator[Figure]:
@@ -450,6 +466,7 @@ def in_process(function: Callable[..., dict[str, Any]], *, threads: int | None =
 
 PARTS: dict[str, Callable[[Machine], Iterator[Figure]]] = {
     "cora": cora_part,
+    "pyg": pyg_part,
     "arxiv": arxiv_part,
     "server": server_part,
     "mixing": mixing_part,
