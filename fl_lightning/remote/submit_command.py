@@ -4,7 +4,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from fl_lightning.arguments import fail
+from fl_lightning.arguments import check_output, fail
+from fl_lightning.arguments import options as given_in
 from fl_lightning.remote.verbs import Parser, add_run_options, follow_to_the_end, run_verb, submission_of
 
 _DESCRIPTION = """Train on the sites of a federation, follow the run, and fetch its folder.
@@ -30,6 +31,8 @@ def _submit(options: argparse.Namespace, rest: list[str]) -> int:
     from fl_lightning.remote.submit import connected_sites, session_of
     from fl_lightning.run.folder import whole_file
 
+    if options.write_job:
+        check_output("--write_job", options.write_job, (value for _, value in given_in(rest)))
     with session_of(Path(options.kit)) as session:
         sites = options.sites or connected_sites(session)
         if not sites:

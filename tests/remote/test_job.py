@@ -207,6 +207,7 @@ def test_what_a_sites_file_may_not_say(job, data, tmp_path) -> None:
         (["provision", "given.yaml", "--port", "1"], "has no option --port"),
         (["submit", "--config", "given.yaml"], "--kit"),
         (["submit", "--kit", "."], "--kit . is not a submitter's kit"),
+        (["submit", "--kit", ".", "--config", "given.yaml", "--write_job", "given.yaml"], "would replace what is read"),
         (["sites", "--num_sites", "0"], "--num_sites must be at least 1, got 0"),
         (["sites", "--num_outputs", "0"], "--num_outputs must be at least 1, got 0"),
     ],
