@@ -68,14 +68,14 @@ def test_h_is_the_mean_of_the_duals(executor, fit) -> None:
 def test_it_comes_to_the_minimum_of_the_sum(executor, quadratics) -> None:
     """With clients that come and go; FedAvg stops elsewhere."""
     busy = Participation(num_clients=2)
-    settings = {"num_rounds": 150, "evaluate_every": 150, "participation": busy}
-    strategy = FedDyn(num_epochs=60, regularization=1.0)
+    settings = {"num_rounds": 100, "evaluate_every": 100, "participation": busy}
+    strategy = FedDyn(num_epochs=25, regularization=1.0)
     quadratics(strategy, executor(), **settings)
     assert float(strategy.sent["x"]) == pytest.approx(MINIMUM, rel=1e-5)
     assert float(strategy.h["x"]) == pytest.approx(0, abs=1e-5)
     gradients = [a * (MINIMUM - b) for a, b in zip(CURVATURES, MINIMA, strict=True)]
     assert strategy.duals["x"].flatten().tolist() == pytest.approx(gradients, abs=1e-3)
-    plain = FedAvg(num_epochs=60, weighting="equal")
+    plain = FedAvg(num_epochs=25, weighting="equal")
     quadratics(plain, executor(), num_rounds=30, evaluate_every=30)
     assert abs(float(plain.models["x"]) - MINIMUM) > 0.1
 
