@@ -133,6 +133,8 @@ class FederatedCLI(LightningCLI):
     """
 
     def __init__(self, args: list[str] | None = None) -> None:
+        words = sys.argv[1:] if args is None else args
+        self._given = [verb for verb in TRAINER_VERBS if verb in words[:1]]
         super().__init__(
             model_class=ClientModule,
             datamodule_class=FederatedDataModule,
@@ -147,11 +149,10 @@ class FederatedCLI(LightningCLI):
             args=args,
         )
 
-    @staticmethod
-    def subcommands() -> dict[str, set[str]]:
-        """The verbs, and their arguments that are not options."""
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        """The verb that is given, or all, and their arguments that are not options: parsers take time to make."""
         objects = {"client", "data", "strategy"}
-        return dict.fromkeys(TRAINER_VERBS, objects)
+        return dict.fromkeys(self._given or TRAINER_VERBS, objects)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse, with the chosen strategy's client as the default model.

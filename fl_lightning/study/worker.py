@@ -132,11 +132,6 @@ class RunCLI(FederatedCLI):
         self.states = states or _States()
         super().__init__(list(arguments))
 
-    @staticmethod
-    def subcommands() -> dict[str, set[str]]:
-        """The one verb."""
-        return {"fit": {"client", "data", "strategy"}}
-
     def instantiate_trainer(self, **kwargs: Any) -> FederatedTrainer:  # type: ignore[override]
         """Build the trainer; of the callbacks that it adds by itself, the ledger stays."""
         trainer = super().instantiate_trainer(**kwargs)
