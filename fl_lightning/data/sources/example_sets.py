@@ -34,7 +34,7 @@ class ExampleSetSource(OfKind, SetSource):
 
     @abstractmethod
     def load(self, root: Path) -> tuple[Any, Mapping[str, Column]]:
-        """Read the examples: a pair of inputs (N, *X) and targets, and columns by name, with N entries each.
+        """Read the examples: a pair of inputs ``(N, *X)`` and targets, and columns by name, with N entries each.
 
         Args:
             root: Folder of the data sets (see :func:`fl_lightning.data.sources.folders.data_root`).
