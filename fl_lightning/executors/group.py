@@ -126,6 +126,7 @@ class GroupTraining:
         """Each client's objective, with a penalty that has no gradient in closed form, (C,)."""
         client, objective = self.client, self.stage.objective
         penalty = self.stage.penalty if self.pull is None else None
+        method = own_loss(client)
 
         def values(parameters: Mapping[str, Tensor], batch: Batch, context: Context) -> Tensor:
             if objective is None:
@@ -135,7 +136,7 @@ class GroupTraining:
         def one(parameters: dict[str, Tensor], tensors: dict[str, Tensor], knowledge: Knowledge) -> Tensor:
             context = context_of(knowledge, step)
             loss = values(parameters, batch.replace(tensors), context)
-            check_loss(own_loss(client), loss)
+            check_loss(method, loss)
             return loss if penalty is None else loss + penalty(parameters, context)
 
         if not (self.takes_stacks and (objective is None or takes_stacks(objective))):

@@ -321,6 +321,7 @@ class FileSource(GraphSource):
         super().__init__(normalize_features, largest_component, undirected, ignore_label)
         if not isinstance(path, str | Path | list | tuple):
             raise ValueError(f"path is {path!r}: give a file, or a list of files")
+        self.path = path
         self.is_list = not isinstance(path, str | Path)
         self.paths = [user_path("path", each) for each in ([path] if isinstance(path, str | Path) else path)]
         if not self.paths:
@@ -334,11 +335,6 @@ class FileSource(GraphSource):
         """With the file."""
         names = [str(each) for each in self.paths]
         return f"FileSource({names if self.is_list else names[0]!r})"
-
-    def given(self) -> dict[str, Any]:
-        """Settings that are stored under other names."""
-        paths = [str(each) for each in self.paths]
-        return {"path": paths if self.is_list else paths[0]}
 
     def partitioner_for(self, given: Partitioner | None) -> Partitioner:
         """As for any graph; for a new data module the file is read anew."""
