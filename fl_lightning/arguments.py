@@ -12,7 +12,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fl_lightning.yaml_input import WrongYaml, read_yaml
+import yaml
+
+from fl_lightning.yaml_input import WrongYaml, parse_yaml, read_yaml
 
 #: Line breaks, and what joins and separates letters.
 _KEPT = "\n\u200c\u200d"
@@ -193,3 +195,41 @@ def settings_in(config: str) -> dict[str, Any]:
     if not isinstance(settings, dict):
         fail(f"--config {config} has no settings (name: value), but {'nothing' if settings is None else 'other text'}")
     return settings
+
+
+def named(words: Sequence[str], path: str) -> str:
+    """The class that the arguments and their files name last for a path such as ``model.net``; empty for none."""
+    result = ""
+    for option, value in options(words):
+        if option in (f"--{path}", f"--{path}.class_path", f"--{path}+"):
+            inline = read(value)
+            result = str(inline.get("class_path", "")) if isinstance(inline, dict) else value
+        elif option in ("-c", "--config") and value:
+            result = _class_at(settings_for(words[0], value), path.split(".")) or result
+    return result
+
+
+def settings_for(verb: str, config: str) -> Any:
+    """The settings in a file, which may have them for each verb; ``data`` is a group of settings, too."""
+    settings = settings_in(config)
+    return settings if verb == "data" else settings.get(verb, settings)
+
+
+def _class_at(settings: Any, path: Sequence[str]) -> str:
+    """The class that a configuration names at a path; empty if there is none."""
+    for name in path:
+        if not isinstance(settings, dict):
+            return ""
+        inner = settings.get("init_args")
+        settings = settings.get(name, inner.get(name) if isinstance(inner, dict) else None)
+        settings = settings[-1] if isinstance(settings, list) and settings else settings
+    result = settings.get("class_path") if isinstance(settings, dict) else settings
+    return result if isinstance(result, str) else ""
+
+
+def read(word: str) -> Any:
+    """A word of the command line parsed as YAML; None if it is not YAML."""
+    try:
+        return parse_yaml(word)
+    except yaml.YAMLError:
+        return None

@@ -15,11 +15,11 @@ from jsonargparse import DefaultHelpFormatter, _typehints
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from rich.console import Console
 
-from fl_lightning.arguments import DESCRIPTION, TRAINER_VERBS, fail, options, printable, settings_in
+from fl_lightning.arguments import DESCRIPTION, TRAINER_VERBS, fail, named, options, printable, read, settings_in
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.models import GCN
 from fl_lightning.models.plain_inputs import takes_widths_by_name
-from fl_lightning.refusals import known_classes, named, plain, read, summary_of, why_not_imported
+from fl_lightning.refusals import known_classes, plain, summary_of, why_not_imported
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.inspection import ServerDiverged
 from fl_lightning.run.allocator import keep_freed_memory
@@ -43,11 +43,13 @@ class _HelpFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
 class _Parser(LightningArgumentParser):
     """Reports a mistake with one line and exit code 2."""
 
-    #: The command line.
+    #: The command line, and the folder in which it was given.
     words: Sequence[str] = ()
+    folder = "."
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        fail(plain(message, self.words))
+        with contextlib.chdir(self.folder):  # out of that of the configuration which is being read
+            fail(plain(message, self.words))
 
 
 def _chosen_strategy(words: Sequence[str]) -> type[Strategy]:
@@ -167,7 +169,7 @@ class FederatedCLI(LightningCLI):
                 f"{word}=true" if word in _FLAGS and following.lower() not in ("true", "false") else word
                 for word, following in pairwise([*words, ""])
             ]
-            _Parser.words = words
+            _Parser.words, _Parser.folder = words, os.getcwd()
             _check_init_args(words)
             # its settings, such as its dropout, would otherwise remain next to those of a net that is named
             with_net = any(o.startswith("--model.net.") for o, _ in options(words)) and not named(words, "model.net")

@@ -7,14 +7,13 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import yaml
 from lightning.fabric.loggers.logger import Logger
 from torch import nn
 
 import fl_lightning.callbacks
 import fl_lightning.models
 import fl_lightning.run.loggers
-from fl_lightning.arguments import TRAINER_VERBS, options, settings_in
+from fl_lightning.arguments import TRAINER_VERBS, named, options, settings_for
 from fl_lightning.data import FederatedDataModule, Partitioner, Source, Splitter
 from fl_lightning.executors import Executor
 from fl_lightning.renamed import CLASSES, MODULES, SETTINGS, present_name
@@ -26,7 +25,6 @@ from fl_lightning.strategies import Strategy
 from fl_lightning.strategies.former_settings import FORMER_SETTINGS
 from fl_lightning.strategies.mixing.aggregation import Aggregation
 from fl_lightning.trainer import FederatedTrainer
-from fl_lightning.yaml_input import parse_yaml
 
 
 def summary_of(error: Exception) -> str:
@@ -75,14 +73,16 @@ def _path_of(setting: str, words: Sequence[str], message: str = "") -> str:
         message: What was said, which has the value.
     """
     parts = setting.split(".")
-    found: dict[tuple[str, ...], Any] = {}
-    for option, value in options(words):
-        if option in ("-c", "--config") and value:
-            found |= dict(_leaves(_settings_for(words[0], value), ()))
-    ending = {path: value for path, value in found.items() if path[-len(parts) :] == tuple(parts)}
+    ending = {path: value for path, value in _in_files(words).items() if path[-len(parts) :] == tuple(parts)}
     if len(ending) > 1:  # such as num_clients of a source and of a partitioner
         ending = {path: value for path, value in ending.items() if message.endswith(f" {value}")}
     return ".".join(next(iter(ending))) if len(ending) == 1 else setting
+
+
+def _in_files(words: Sequence[str]) -> dict[tuple[str, ...], Any]:
+    """The settings in the configuration files that the command line names, with their paths."""
+    files = (value for option, value in options(words) if option in ("-c", "--config") and value)
+    return {path: value for file in files for path, value in _leaves(settings_for(words[0], file), ())}
 
 
 def _leaves(settings: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -111,17 +111,35 @@ def _cause(message: str, words: Sequence[str]) -> str:
         path = named(words, f"model.{key[1].rpartition('.')[2]}")
         if "." in path and (why := why_not_imported(path)):
             return f"model.{key[1]}: {path!r} cannot be imported: {why}"
-    if abstract := re.search(r"Expected an instantiatable class, but (?:([\w.]+) )?is abstract", message):
-        key = _KEY.match(message)
-        name = (abstract[1] or (named(words, key[1]) if key else "")).rpartition(".")[2]
-        return f"{name} only says what such classes have in common: {_kinds_of(name)}"
+    if abstract := re.search(
+        r"Expected an instantiatable class, but (?:([\w.]+) )?is abstract"
+        r"|Not a valid subclass of (\w+).*[vV]alue: {'init_args'",
+        message,
+        flags=re.DOTALL,
+    ):
+        setting = key[1] if (key := _KEY.match(message)) else ""
+        given = named(words, setting).rpartition(".")[2]
+        name = (abstract[1] or abstract[2] or given).rpartition(".")[2]
+        if not given:
+            return f"{setting} has settings, but no class: {_kinds_of(name)}"
+        if given != name:
+            return _beside_init_args(setting, given)
+        return f"{setting}: {name} only says what such classes have in common: {_kinds_of(name)}"
     if unknown := re.search(r"Expected a dot import path string: (\S+)", message):
         return _unknown_class(unknown[1], message)
     if unknown := re.fullmatch(r"Option '(\S+)' is not accepted", message):
         option = _option_of(unknown[1], words)
         if option:
             return _unknown_argument(option[2:], words)
+        if unknown[1] == "class_path":
+            known = {"class_path", "init_args", "dict_kwargs"}
+            for path, value in _in_files(words).items():
+                if isinstance(value, dict) and "class_path" in value and not value.keys() <= known:
+                    return _beside_init_args(".".join(path), value["class_path"])
         path = _path_of(unknown[1], words)
+        holder = path.rpartition(".init_args.")[0]
+        if holder and not named(words, holder):
+            return f"{holder} has settings, but no class: give its class_path beside init_args"
         return f"{path}: " * (path != unknown[1]) + _unknown_setting(unknown[1], words)
     if unknown := re.match(
         r"(?:unrecognized arguments: --|Subcommand '\w+' does not accept option ')([^\s=']+)", message
@@ -154,44 +172,6 @@ def _cause(message: str, words: Sequence[str]) -> str:
     return message
 
 
-def named(words: Sequence[str], path: str) -> str:
-    """The class that the arguments and their files name last for a path such as ``model.net``; empty for none."""
-    result = ""
-    for option, value in options(words):
-        if option in (f"--{path}", f"--{path}.class_path", f"--{path}+"):
-            inline = read(value)
-            result = str(inline.get("class_path", "")) if isinstance(inline, dict) else value
-        elif option in ("-c", "--config") and value:
-            result = _class_at(_settings_for(words[0], value), path.split(".")) or result
-    return result
-
-
-def _settings_for(verb: str, config: str) -> Any:
-    """The settings in a file, which may have them for each verb; ``data`` is a group of settings, too."""
-    settings = settings_in(config)
-    return settings if verb == "data" else settings.get(verb, settings)
-
-
-def _class_at(settings: Any, path: Sequence[str]) -> str:
-    """The class that a configuration names at a path; empty if there is none."""
-    for name in path:
-        if not isinstance(settings, dict):
-            return ""
-        inner = settings.get("init_args")
-        settings = settings.get(name, inner.get(name) if isinstance(inner, dict) else None)
-        settings = settings[-1] if isinstance(settings, list) and settings else settings
-    result = settings.get("class_path") if isinstance(settings, dict) else settings
-    return result if isinstance(result, str) else ""
-
-
-def read(word: str) -> Any:
-    """A word of the command line parsed as YAML; None if it is not YAML."""
-    try:
-        return parse_yaml(word)
-    except yaml.YAMLError:
-        return None
-
-
 def why_not_imported(path: str) -> str:
     """Why a class path cannot be imported; empty if it can be."""
     try:
@@ -199,6 +179,10 @@ def why_not_imported(path: str) -> str:
     except Exception as error:  # a user's module can raise anything
         return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return ""
+
+
+def _beside_init_args(setting: str, name: str) -> str:
+    return f"{setting}: {name} has its settings under init_args; beside it and class_path there can be no others"
 
 
 def _kinds_of(name: str) -> str:

@@ -146,7 +146,8 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--strategy.hypernetwork_lr=-1"], "strategy.hypernetwork_lr must not be negative, got -1.0"),
         (["--strategy.hidden_channels=0"], "strategy.hidden_channels must be at least 1, got 0"),
         (["--strategy.hypernetwork_dropout=1"], "strategy.hypernetwork_dropout must be in [0, 1), got 1.0"),
-        (["--strategy=Strategy"], "Strategy only says what such classes have in common: give one of APFL, AdaFGL"),
+        (["--strategy=Strategy"], "strategy: Strategy only says what such classes have in common: give one of APFL"),
+        (["--config=beside.yaml"], "strategy: FedAvg has its settings under init_args; beside it and class_path there"),
         (["--strategy=7"], "strategy: there is no class '7': give a class path, or one of APFL"),
         (
             ["--model.net.hidden_channels=0"],
@@ -205,6 +206,7 @@ def test_mistakes(arguments: list[str], expected: str, capsys: pytest.CaptureFix
     Path("no_seed.yaml").write_text("seed_everything: null")
     Path("a_seed_that_is_true.yaml").write_text("seed_everything: true")
     Path("misspelled.yaml").write_text("trainer: {num_round: 3}")
+    Path("beside.yaml").write_text("strategy: {class_path: FedAvg, num_epochs: 3}")
     Path("nested_settings.yaml").write_text("strategy: {class_path: FedAvg, init_args: {init_args: {}}}")
     wrong = "data: {partitioner: {class_path: MetisPartitioner, init_args: {num_clients: three}}}"
     Path("wrong_kind.yaml").write_text(wrong)
@@ -212,6 +214,23 @@ def test_mistakes(arguments: list[str], expected: str, capsys: pytest.CaptureFix
     of_lightning = "lightning.pytorch.callbacks.ModelCheckpoint"
     Path("of_lightning.yaml").write_text(f"trainer: {{callbacks: [{{class_path: {of_lightning}}}]}}")
     assert expected in refused(capsys, "fit", *SMALL, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        ("{class_path: FedAvg, num_epochs: 3}", "strategy: FedAvg has its settings under init_args; beside it and"),
+        ("{init_args: {num_epochs: 3}}", "strategy has settings, but no class: give one of APFL"),
+        ("{class_path: FedAvg, init_args: {num_epoch: 3}}", "strategy.init_args.num_epoch: there is no setting 'num_e"),
+    ],
+)
+def test_mistakes_in_a_file_in_another_folder(strategy: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine").mkdir()
+    Path("mine", "first.yaml").write_text("data: {source: PlantedCommunities}")
+    Path("mine", "second.yaml").write_text(f"strategy: {strategy}")
+    assert expected in refused(capsys, "fit", "--config=mine/first.yaml", "--config=mine/second.yaml")
+    words = ["--data.source.init_args.num_nodes=90", f"--strategy={strategy}"]
+    assert "data.source has settings, but no class: give one of AmazonSource" in refused(capsys, "fit", *words)
 
 
 def test_what_is_missing_is_named_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
