@@ -43,6 +43,8 @@ _NO_CAUSE = re.compile(
 _VERB = re.compile(rf"\b(?:{'|'.join(TRAINER_VERBS)})\.(?=(?:trainer|strategy|model|data|seed_everything|ckpt_path)\b)")
 #: A callback of Lightning's in a configuration.
 _OF_LIGHTNING = re.compile(r"'class_path': '(?:pytorch_)?lightning\.[\w.]*callbacks\.(?:\w+\.)*(\w+)'")
+#: What stands where a class and its settings are given.
+_OF_A_CLASS = {"class_path", "init_args", "dict_kwargs"}
 _KEY = re.compile(r'Parser key "([^"]+)":?\s*')
 
 
@@ -113,34 +115,15 @@ def _cause(message: str, words: Sequence[str]) -> str:
             return f"model.{key[1]}: {path!r} cannot be imported: {why}"
     if abstract := re.search(
         r"Expected an instantiatable class, but (?:([\w.]+) )?is abstract"
-        r"|Not a valid subclass of (\w+).*[vV]alue: {'init_args'",
+        r"|Not a valid subclass of (\w+).*(?:Got|Given) value: {'init_args'",
         message,
         flags=re.DOTALL,
     ):
-        setting = key[1] if (key := _KEY.match(message)) else ""
-        given = named(words, setting).rpartition(".")[2]
-        name = (abstract[1] or abstract[2] or given).rpartition(".")[2]
-        if not given:
-            return f"{setting} has settings, but no class: {_kinds_of(name)}"
-        if given != name:
-            return _beside_init_args(setting, given)
-        return f"{setting}: {name} only says what such classes have in common: {_kinds_of(name)}"
+        return _without_class(key[1] if (key := _KEY.match(message)) else "", abstract[1] or abstract[2] or "", words)
     if unknown := re.search(r"Expected a dot import path string: (\S+)", message):
         return _unknown_class(unknown[1], message)
     if unknown := re.fullmatch(r"Option '(\S+)' is not accepted", message):
-        option = _option_of(unknown[1], words)
-        if option:
-            return _unknown_argument(option[2:], words)
-        if unknown[1] == "class_path":
-            known = {"class_path", "init_args", "dict_kwargs"}
-            for path, value in _in_files(words).items():
-                if isinstance(value, dict) and "class_path" in value and not value.keys() <= known:
-                    return _beside_init_args(".".join(path), value["class_path"])
-        path = _path_of(unknown[1], words)
-        holder = path.rpartition(".init_args.")[0]
-        if holder and not named(words, holder):
-            return f"{holder} has settings, but no class: give its class_path beside init_args"
-        return f"{path}: " * (path != unknown[1]) + _unknown_setting(unknown[1], words)
+        return _not_accepted(unknown[1], words)
     if unknown := re.match(
         r"(?:unrecognized arguments: --|Subcommand '\w+' does not accept option ')([^\s=']+)", message
     ):
@@ -179,6 +162,32 @@ def why_not_imported(path: str) -> str:
     except Exception as error:  # a user's module can raise anything
         return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return ""
+
+
+def _not_accepted(setting: str, words: Sequence[str]) -> str:
+    """What is wrong with a setting that its class does not have."""
+    if option := _option_of(setting, words):
+        return _unknown_argument(option[2:], words)
+    if setting == "class_path":
+        for place, value in _in_files(words).items():
+            if isinstance(value, dict) and "class_path" in value and not value.keys() <= _OF_A_CLASS:
+                return _beside_init_args(".".join(place), value["class_path"])
+    path = _path_of(setting, words)
+    holder = path.rpartition(".init_args.")[0]
+    if holder and not named(words, holder):
+        return f"{holder} has settings, but no class: give its class_path beside init_args"
+    return f"{path}: " * (path != setting) + _unknown_setting(setting, words)
+
+
+def _without_class(setting: str, name: str, words: Sequence[str]) -> str:
+    """What is wrong where a class would have to be made that only says what its kinds have in common."""
+    given = named(words, setting).rpartition(".")[2]
+    name = (name or given).rpartition(".")[2]
+    if not given:
+        return f"{setting} has settings, but no class: {_kinds_of(name)}"
+    if given != name:
+        return _beside_init_args(setting, given)
+    return f"{setting}: {name} only says what such classes have in common: {_kinds_of(name)}"
 
 
 def _beside_init_args(setting: str, name: str) -> str:

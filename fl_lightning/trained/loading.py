@@ -251,7 +251,7 @@ class LoadedRun:
             num_epochs: Local epochs of each stage that trains; None for those of a round.
 
         Returns:
-            The new client as a run: ``client(name)``, ``predict``, ``predictions``, ``scores``, and ``export``.
+            The new client as a run. Its ``scores["epsilon"]`` is of this training; who joins again spends it again.
 
         Raises:
             ValueError: The data do not fit; its training fails; or nobody can join, since the clients of a
