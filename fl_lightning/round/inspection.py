@@ -43,8 +43,9 @@ def inspect_upload(
             one, a client output must not be more than 1,000 times as long as the median of this exchange either.
 
     Returns:
-        The valid rows; why each other row was refused, by client; and, by client, a message about each update that is
-        kept although it is more than 1,000 times as long as the median, so that it alone decides an average.
+        The valid rows; why each other row was refused, by client; and, by client, a message about an update or a
+        client output that is kept although it is more than 1,000 times as long as the median, so that it alone decides
+        an average.
 
     Raises:
         ValueError: Names or shapes are not those of the stage (an attack or a callback changed them for all clients).
@@ -70,7 +71,8 @@ def inspect_upload(
         }
         upload, refused = _without(upload, long), refused | long
     if max_update_norm is not None and upload.extras and upload.clients:
-        long = _long_outputs(upload, stage)
+        bound = f", and participation.max_update_norm leaves out what is more than {UNUSUAL:,.0f} times as long"
+        long = {client: message + bound for client, message in _long_outputs(upload, stage).items()}
         upload, refused = _without(upload, long), refused | long
     return upload, refused, _unusual(upload, stage, sent, [lengths[client] for client in upload.clients])
 
@@ -112,8 +114,7 @@ def _long_outputs(upload: Payload, stage: Stage) -> dict[int, str]:
         norms = _norms(upload, tensors) if tensors else {}
         median = statistics.median(norms.values()) if norms else 0.0
         result |= {
-            client: f"its {output} is {norm:.3g} long, the median of this exchange is {median:.3g}, and "
-            f"participation.max_update_norm leaves out what is more than {UNUSUAL:,.0f} times as long"
+            client: f"its {output} is {norm:.3g} long, the median of this exchange is {median:.3g}"
             for client, norm in norms.items()
             if norm > UNUSUAL * median > 0
         }
@@ -121,12 +122,15 @@ def _long_outputs(upload: Payload, stage: Stage) -> dict[int, str]:
 
 
 def _unusual(upload: Payload, stage: Stage, sent: Payload | None, lengths: Sequence[float]) -> dict[int, str]:
-    """Messages about updates (client outputs, if no parameters are communicated) far longer than the median."""
+    """Messages about updates and client outputs far longer than the median."""
     if not lengths or max(lengths) <= FAR * statistics.median(lengths):
         return {}
-    norms = _norms(upload, updates(upload, stage, sent) if upload.parameters else upload.extras)
+    result = _long_outputs(upload, stage) if upload.extras else {}
+    if not upload.parameters:
+        return result
+    norms = _norms(upload, updates(upload, stage, sent))
     median = statistics.median(norms.values())
-    return {
+    return result | {
         client: f"its update is {norm:.3g} long, the median of this exchange is {median:.3g}"
         for client, norm in norms.items()
         if norm > UNUSUAL * median > 0

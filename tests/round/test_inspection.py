@@ -76,6 +76,23 @@ def test_an_update_a_thousand_times_as_long_as_the_median_is_reported(value: flo
     assert unusual == ({5: said} if is_unusual else {})
 
 
+@pytest.mark.parametrize("beside", ["parameters", "nothing"])
+def test_a_client_output_a_thousand_times_as_long_as_the_median_is_reported(beside: str) -> None:
+    """The controls of SCAFFOLD travel beside parameters, and one client's decided their average unseen."""
+    outputs = {"controls/a": torch.tensor([[3.0], [3e4], [3.0]]), "controls/b": torch.full((3, 1), 4.0)}
+    parameters = upload(1.0).parameters if beside == "parameters" else {}
+    sent = Payload(clients=(2, 5, 7), parameters=parameters, extras=outputs)
+    stage = Stage(
+        name="train",
+        num_epochs=1,
+        upload=STAGE.upload if parameters else (),
+        client_outputs={"controls": lambda *_: torch.zeros(1)},
+    )
+    kept, refused, unusual = inspect_upload(sent, stage, NETS)
+    assert (kept.clients, refused) == ((2, 5, 7), {})
+    assert unusual == {5: "its controls is 3e+04 long, the median of this exchange is 5"}
+
+
 def test_updates_are_compared_and_not_the_models_that_they_change() -> None:
     start = Payload(clients=(2, 5, 7), parameters={"a": torch.full((3, 3), 50.0), "b": torch.full((3, 2, 2), 50.0)})
     a, b = (tensor + 1e-3 for tensor in start.parameters.values())
