@@ -7,6 +7,7 @@ import difflib
 import os
 import sys
 import unicodedata
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -47,7 +48,7 @@ TRAINER_VERBS = {
     "fit": "Train the federation.",
     "validate": "Evaluate a checkpoint on the validation examples.",
     "test": "Evaluate a checkpoint on the test examples; unseen clients are onboarded first.",
-    "predict": "Predict every node or example of every training client with a checkpoint.",
+    "predict": "Predict every example of every training client with a checkpoint; new data: predict RUN --data FILE.",
     "data": "Describe the clients: sizes, classes, heterogeneity; for graphs also edges, clustering, non-IIDness.",
 }
 
@@ -102,6 +103,11 @@ def printable(text: str) -> str:
         'a\\x1b[31m'
     """
     return "".join(map(_escaped, text))
+
+
+def warn_in_one_line() -> None:
+    """Let warnings of this process be lines of ``fl-train``; after the import of Lightning, which sets its own form."""
+    warnings.formatwarning = lambda message, *_, **__: printable(f"fl-train: warning: {message}\n")
 
 
 def _escaped(char: str) -> str:

@@ -5,7 +5,6 @@ import inspect
 import os
 import pkgutil
 import sys
-import warnings
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -15,7 +14,7 @@ from jsonargparse import DefaultHelpFormatter, _typehints
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from rich.console import Console
 
-from fl_lightning.arguments import DESCRIPTION, TRAINER_VERBS, fail, named, options, printable, read, settings_in
+from fl_lightning.arguments import DESCRIPTION, TRAINER_VERBS, fail, named, options, read, settings_in, warn_in_one_line
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.models import GCN
 from fl_lightning.models.plain_inputs import takes_widths_by_name
@@ -286,7 +285,7 @@ class FederatedCLI(LightningCLI):
 def main(args: list[str] | None = None) -> int:
     """Entry point of ``fl-train``; returns the exit code (128 + signal number if a signal ended the run)."""
     keep_freed_memory()
-    warnings.formatwarning = lambda message, *_, **__: printable(f"fl-train: warning: {message}\n")
+    warn_in_one_line()
     cli = FederatedCLI(args)
     trainer: FederatedTrainer = cli.trainer  # type: ignore[assignment]
     received = trainer.run.interruption.received if trainer.has_run else None

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from fl_lightning.arguments import check_output, mistake
+from fl_lightning.arguments import check_output, mistake, warn_in_one_line
 from fl_lightning.trained.arguments import add_neighbors, onboarded, weights_of
 
 
@@ -26,6 +26,7 @@ def main(arguments: Sequence[str]) -> int:
     from fl_lightning.trained.export import export
     from fl_lightning.trained.loading import load_run
 
+    warn_in_one_line()
     try:
         check_output("--to", given.to, [given.onboard or ""])
         run = load_run(given.run, checkpoint=given.checkpoint)

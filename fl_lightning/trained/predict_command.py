@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from fl_lightning.arguments import check_output, mistake
+from fl_lightning.arguments import check_output, mistake, warn_in_one_line
 from fl_lightning.trained.arguments import add_neighbors, onboarded, weights_of
 
 
@@ -37,6 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     from fl_lightning.trained.loading import load_run
 
+    warn_in_one_line()
     try:
         check_output("--to", given.to, [given.data])
         run = load_run(given.run, checkpoint=given.checkpoint)

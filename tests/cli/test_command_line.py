@@ -1,5 +1,6 @@
 """What a user meets at the command line: the verbs, and mistakes that end in one line and exit code 2."""
 
+import contextlib
 import csv
 import errno
 import itertools
@@ -8,12 +9,13 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 import yaml
 
-from fl_lightning import FederatedTrainer, saved_tensors
+from fl_lightning import FederatedTrainer, command_line, saved_tensors
 from fl_lightning.cli import FederatedCLI, main
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.report.folder import read
@@ -341,6 +343,16 @@ def test_missing_data_names_the_folder_and_the_remedy(
 
 def test_without_arguments_the_verbs_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "{fit,validate,test,predict,data}" in refused(capsys)
+
+
+@pytest.mark.parametrize(
+    "words", [["fit"], ["export", "no", "--client=a"], ["predict", "no", "--client=a", "--data=b"]]
+)
+def test_warnings_are_one_line_of_the_program(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    with contextlib.suppress(SystemExit):
+        command_line.main(words)
+    assert warnings.formatwarning("text", UserWarning, "file.py", 1) == "fl-train: warning: text\n"
 
 
 def test_error_during_training_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
