@@ -205,13 +205,14 @@ def settings_in(config: str) -> dict[str, Any]:
 
 def named(words: Sequence[str], path: str) -> str:
     """The class that the arguments and their files name last for a path such as ``model.net``; empty for none."""
-    result = ""
+    result, parts = "", path.split(".")
     for option, value in options(words):
-        if option in (f"--{path}", f"--{path}.class_path", f"--{path}+"):
-            inline = read(value)
-            result = str(inline.get("class_path", "")) if isinstance(inline, dict) else value
+        if option in (f"--{path}.class_path", f"--{path}+"):
+            result = _class_at(read(value), (), Path())
         elif option in ("-c", "--config") and value:
-            result = _class_at(settings_for(words[0], value), path.split(".")) or result
+            result = _class_at(settings_for(words[0], value), parts, Path(value).parent) or result
+        elif option.startswith("--") and parts[: len(group := option[2:].split("."))] == group:
+            result = _class_at(read(value), parts[len(group) :], Path()) or ("" if option == f"--{path}" else result)
     return result
 
 
@@ -221,16 +222,28 @@ def settings_for(verb: str, config: str) -> Any:
     return settings if verb == "data" else settings.get(verb, settings)
 
 
-def _class_at(settings: Any, path: Sequence[str]) -> str:
-    """The class that a configuration names at a path; empty if there is none."""
-    for name in path:
-        if not isinstance(settings, dict):
-            return ""
+def is_file_of_settings(value: str, folder: Path = Path()) -> bool:
+    """Whether a value is the name of a file that stands for the settings in it."""
+    return value.endswith((".yaml", ".yml", ".json")) and (folder / value).is_file()
+
+
+def _class_at(settings: Any, path: Sequence[str], folder: Path) -> str:
+    """The class that settings name at a path; empty if there is none.
+
+    Args:
+        settings: From a file or the command line, in which files can stand for the settings in them.
+        path: The names on the way.
+        folder: What the names of files are relative to.
+    """
+    if isinstance(settings, str) and is_file_of_settings(settings, folder):
+        file = folder / settings
+        settings, folder = settings_in(str(file)), file.parent
+    if path and isinstance(settings, dict):
         inner = settings.get("init_args")
-        settings = settings.get(name, inner.get(name) if isinstance(inner, dict) else None)
-        settings = settings[-1] if isinstance(settings, list) and settings else settings
+        found = settings.get(path[0], inner.get(path[0]) if isinstance(inner, dict) else None)
+        return _class_at(found[-1] if isinstance(found, list) and found else found, path[1:], folder)
     result = settings.get("class_path") if isinstance(settings, dict) else settings
-    return result if isinstance(result, str) else ""
+    return result if isinstance(result, str) and not path else ""
 
 
 def read(word: str) -> Any:

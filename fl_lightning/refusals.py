@@ -13,7 +13,7 @@ from torch import nn
 import fl_lightning.callbacks
 import fl_lightning.models
 import fl_lightning.run.loggers
-from fl_lightning.arguments import TRAINER_VERBS, named, options, settings_for
+from fl_lightning.arguments import TRAINER_VERBS, is_file_of_settings, named, options, settings_for, settings_in
 from fl_lightning.data import FederatedDataModule, Partitioner, Source, Splitter
 from fl_lightning.executors import Executor
 from fl_lightning.renamed import CLASSES, MODULES, SETTINGS, present_name
@@ -83,8 +83,13 @@ def _path_of(setting: str, words: Sequence[str], message: str = "") -> str:
 
 def _in_files(words: Sequence[str]) -> dict[tuple[str, ...], Any]:
     """The settings in the configuration files that the command line names, with their paths."""
-    files = (value for option, value in options(words) if option in ("-c", "--config") and value)
-    return {path: value for file in files for path, value in _leaves(settings_for(words[0], file), ())}
+    result: dict[tuple[str, ...], Any] = {}
+    for option, value in options(words):
+        if option in ("-c", "--config") and value:
+            result |= _leaves(settings_for(words[0], value), ())
+        elif option in ("--trainer", "--strategy", "--model", "--data") and is_file_of_settings(value):
+            result |= _leaves(settings_in(value), (option[2:],))
+    return result
 
 
 def _leaves(settings: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -149,7 +154,7 @@ def _cause(message: str, words: Sequence[str]) -> str:
         if not causes and kinds and given:
             causes = [f"expected {' or '.join(kinds)}, got {given[1] or 'nothing'}"]
         if causes:
-            return f"{key[1]}: {causes[-1]}" if key else causes[-1]
+            return f"{key[0] if key else ''}{causes[-1]}"
     elif wrong := re.search(r"- (Not a valid subclass of \w+)\. Got value: (.*)", message):
         return f"{message.partition(chr(10))[0]} expected a class path, got {wrong[2]}"
     return message

@@ -235,6 +235,26 @@ def test_mistakes_in_a_file_in_another_folder(strategy: str, expected: str, caps
     assert "data.source has settings, but no class: give one of AmazonSource" in refused(capsys, "fit", *words)
 
 
+def test_settings_in_files_of_single_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    """As in LightningCLI; a class that such a file names was taken for a missing module."""
+    Path("parts").mkdir()
+    Path("parts", "strategy.yaml").write_text("{class_path: FedProx, init_args: {proximal_weight: 0.25}}")
+    Path("parts", "data.yaml").write_text("source: PlantedCommunities")
+    Path("model.yaml").write_text("net: {class_path: fl_lightning.models.GCN, init_args: {hidden_channels: 8}}")
+    Path("all.yaml").write_text("strategy: parts/strategy.yaml")
+    words = ["--data=parts/data.yaml", "--model=model.yaml", "--print_config"]
+    for strategy in ("--strategy=parts/strategy.yaml", "--config=all.yaml"):
+        with pytest.raises(SystemExit) as done:
+            main(["fit", strategy, *words])
+        printed = yaml.safe_load(capsys.readouterr().out)
+        assert not done.value.code
+        assert printed["strategy"]["class_path"] == "fl_lightning.strategies.FedProx"
+        assert printed["strategy"]["init_args"]["proximal_weight"] == 0.25
+        assert printed["model"]["init_args"]["net"]["init_args"]["hidden_channels"] == 8
+    Path("model.yaml").write_text("net: {class_path: fl_lightning.models.GCM}")
+    assert "model.net: 'fl_lightning.models.GCM' cannot be imported" in refused(capsys, "fit", strategy, *words)
+
+
 def test_what_is_missing_is_named_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert "missing: --data.source, --strategy (for example --config fl://quickstart)" in refused(capsys, "fit")
     said = refused(capsys, "fit", "--data.source=PlantedCommunities")
