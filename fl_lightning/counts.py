@@ -15,6 +15,16 @@ from typing import Any
 _WHOLE = (int, int | None)
 
 
+def rounds_of(number: int) -> str:
+    """So many rounds.
+
+    Example:
+        >>> rounds_of(1), rounds_of(12)
+        ('1 round', '12 rounds')
+    """
+    return f"{number} round{'s' if number != 1 else ''}"
+
+
 def check_counts(types: Mapping[str, Any], values: Mapping[str, Any], prefix: str) -> None:
     """Refuse values that are not whole if the type is ``int`` or ``int | None``.
 

@@ -139,7 +139,7 @@ def test_interruption_is_said(make_trainer: Any, make_model: Any, federation: An
 
     bar, output = bar_on(False)
     make_trainer(callbacks=[Interrupt(), bar]).fit(make_model(), federation, FedAvg())
-    assert "SIGINT ended it after 1 rounds; continue with ckpt_path=last" in output.getvalue()
+    assert "SIGINT ended it after 1 round; continue with ckpt_path=last" in output.getvalue()
 
 
 def test_table_after_test(make_trainer: Any, make_model: Any, federation: Any) -> None:
