@@ -134,7 +134,8 @@ def _cause(message: str, words: Sequence[str]) -> str:
     ):
         return _unknown_option(_option_of(unknown[1], words)[2:] or unknown[1])
     if message == "the following arguments are required: defaults":  # of torch's Optimizer, of which all are kinds
-        return "model.optimizer has settings, but no class: give --model.optimizer torch.optim.Adam before them"
+        example = _EXAMPLES["model.optimizer"]
+        return f"model.optimizer has settings, but no class: give --model.optimizer {example} before them"
     if missing := re.fullmatch(r"the following arguments are required: ([\w., ]+)", message):
         names = [_whole_name(name, words) for name in missing[1].split(", ")]
         known = {"data.source": "--config fl://quickstart", "strategy": "--strategy FedAvg"}
@@ -286,6 +287,8 @@ def _unknown_argument(option: str, words: Sequence[str]) -> str:
     """The message for an option that its class does not have."""
     prefix, _, name = option.replace(".init_args.", ".").rpartition(".")
     cls = _class_of(prefix, words)
+    if prefix in _EXAMPLES and not named(words, prefix):
+        return f"{prefix} has settings, but no class: give --{prefix} {_EXAMPLES[prefix]} before them"
     if cls is None:
         return f"there is no option --{option}: {_unknown_setting(name)}"
     if former := FORMER_SETTINGS.get(cls.__name__, {}).get(name):
@@ -302,6 +305,8 @@ def _unknown_argument(option: str, words: Sequence[str]) -> str:
 
 #: Parts of a run whose class is the same in all.
 _ALWAYS = {"trainer.participation": Participation, "model.privacy": RecordPrivacy}
+#: Parts of a run that have no class by default.
+_EXAMPLES = {"model.optimizer": "torch.optim.Adam", "model.lr_scheduler": "torch.optim.lr_scheduler.CosineAnnealingLR"}
 #: Parts of a run that have settings.
 _PARTS = (
     *_ALWAYS,

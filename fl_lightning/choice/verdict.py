@@ -247,7 +247,8 @@ def _notes(
     if rising := [each.method for each in compared if each.is_rising]:
         notes.append(
             f"{' and '.join(rising)} {'was' if len(rising) == 1 else 'were'} still rising after "
-            f"{rounds_of(num_rounds)}: this is how it stands so far, and more rounds (--trainer.num_rounds) may change it."
+            f"{rounds_of(num_rounds)}: this is how it stands so far, and more rounds (--trainer.num_rounds) may change "
+            "it."
         )
     return notes
 

@@ -259,6 +259,8 @@ def test_what_is_missing_is_named_with_an_example(capsys: pytest.CaptureFixture[
     assert "missing: --data.source, --strategy (for example --config fl://quickstart)" in refused(capsys, "fit")
     said = refused(capsys, "fit", "--data.source=PlantedCommunities")
     assert "missing: --strategy (for example --strategy FedAvg)" in said
+    said = refused(capsys, "fit", "--data.source=PlantedCommunities", "--strategy=FedAvg", "--model.optimizer.lr=0.1")
+    assert "model.optimizer has settings, but no class: give --model.optimizer torch.optim.Adam before them" in said
 
 
 PLAIN = [*SMALL[:4], "--strategy=FedAvg"]
