@@ -228,6 +228,20 @@ def test_sets_with_features_and_classes_of_their_own(tmp_path: Path) -> None:
     assert module(shared, tmp_path).registry.own_outputs == ()
 
 
+def test_a_degree_is_the_same_feature_for_all_clients(tmp_path: Path) -> None:
+    ends = torch.arange(1, 7)
+
+    def stars(size: int) -> list[Data]:
+        edges = torch.stack([torch.zeros(size, dtype=torch.int64), ends[:size]])
+        return [Data(edge_index=edges, num_nodes=size + 1, y=torch.tensor([index % 2])) for index in range(10)]
+
+    data = module([stars(2), stars(4)], tmp_path)
+    assert (data.registry.own_inputs, data.registry.own_outputs, data.num_features) == (False, (), 5)
+    assert data.clients[0].union.x_NF[:3].argmax(dim=1).tolist() == [2, 1, 1]
+    bounded = module(GraphSets([stars(2), stars(4)], max_degree=3), tmp_path)
+    assert (bounded.num_features, bounded.clients[1].union.x_NF[0].argmax()) == (4, 3)
+
+
 def test_missing_labels_and_numbers_are_gaps(tmp_path: Path) -> None:
     one = [path_of(3, [index + 0.5]) for index in range(10)]
     two = [path_of(3, [index + 0.5, 1.5]) for index in range(10)]
