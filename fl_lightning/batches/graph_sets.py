@@ -29,10 +29,12 @@ class ClientGraphs(ClientData):
     Attributes:
         union: All of them as one graph without edges between them, one after another; its nodes have no roles.
         num_nodes_G: Number of nodes of each graph, int64, positive.
+        max_degree: If the features are degrees, one-hot, the highest, which higher ones count as; None for others.
     """
 
     union: ClientGraph
     num_nodes_G: Tensor
+    max_degree: int | None = None
 
     def graph(self, index: int) -> tuple[Tensor, Tensor]:
         """One of the graphs: the features of its nodes (nodes, F), and its edges (2, edges)."""

@@ -3,6 +3,7 @@
 Shape legend: G graphs, N nodes and E edges of all of them, F features.
 """
 
+import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -57,12 +58,21 @@ class PreparedGraphs:
         num_nodes_G: Number of nodes of each graph, int64, positive.
         y: The targets as they were given, (G, H).
         loaded: What else was read of the graphs.
+        max_degree: The highest degree that is a feature of its own; None if graphs came with features.
     """
 
     union: Data
     num_nodes_G: Tensor
     y: Tensor
     loaded: LoadedGraphs
+    max_degree: int | None = None
+
+    def up_to_degree(self, highest: int) -> "PreparedGraphs":
+        """The same graphs, whose features are degrees, with more of them."""
+        assert self.max_degree is not None
+        union = copy.copy(self.union)
+        union.x = F.pad(union.x, (0, highest - self.max_degree))
+        return dataclasses.replace(self, union=union, max_degree=highest)
 
     @property
     def num_graphs(self) -> int:
@@ -137,7 +147,15 @@ class PreparedGraphs:
             **per_edge,
         )
         roles = masks_of(role_M)
-        return ClientGraphs(name=name, union=union, num_nodes_G=size_M, y_N=y_M, num_outputs=num_outputs, **roles)
+        return ClientGraphs(
+            name=name,
+            union=union,
+            num_nodes_G=size_M,
+            max_degree=self.max_degree,
+            y_N=y_M,
+            num_outputs=num_outputs,
+            **roles,
+        )
 
     def names(self, graph_M: Tensor) -> tuple[str, ...]:
         """The names of some of the graphs; empty texts if they have none."""
@@ -163,9 +181,11 @@ def prepared_graphs(
     graphs = list(loaded.graphs)
     _check_alike(graphs, title)
     num_nodes_G = torch.tensor([int(graph.num_nodes or 0) for graph in graphs])
+    highest: int | None = None
     if "x" not in graphs[0]:
         degrees = _degrees(graphs, num_nodes_G, preparation.undirected, max_degree)
         graphs = [Data(**{**graph.to_dict(), "x": x}) for graph, x in zip(graphs, degrees, strict=True)]
+        highest = degrees[0].shape[1] - 1
     try:
         union = prepare_graph(_joined(graphs, num_nodes_G), preparation, title, may_lack_edges=True)
     except (ValueError, RuntimeError, IndexError):
@@ -174,7 +194,7 @@ def prepared_graphs(
         raise
     y = torch.stack([torch.as_tensor(graph.y).reshape(-1) for graph in graphs])
     rest = dataclasses.replace(loaded, graphs=(), kind=loaded.kind or _kind(graphs, title))
-    return PreparedGraphs(union=union, num_nodes_G=num_nodes_G, y=y, loaded=rest)
+    return PreparedGraphs(union=union, num_nodes_G=num_nodes_G, y=y, loaded=rest, max_degree=highest)
 
 
 def _kind(graphs: Sequence[Data], title: str) -> str | None:

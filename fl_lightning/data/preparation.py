@@ -198,10 +198,14 @@ def check_num_classes(
     num_labeled, num_classes = int((y_N >= 0).sum()), int(y_N.max()) + 1
     if num_classes > num_labeled and class_names is None:
         of_nodes = example == "node"
+        are_numbers = (
+            "`data.task = 'numbers'`" if of_nodes else "`data.task = 'numbers'` of each graph, `kind` of a table"
+        )
         remedies = (
             f"{'Set ignore_label on the source' if of_nodes else 'Leave it out'} if that means no label; number the "
-            f"classes 0, 1, ...{', e.g. by `data.y = data.y.unique(return_inverse=True)[1]`' if of_nodes else ''}; or, "
-            f"if there really are that many, name them by a list `{'data' if of_nodes else 'source'}.class_names`."
+            f"classes 0, 1, ...{', e.g. by `data.y = data.y.unique(return_inverse=True)[1]`' if of_nodes else ''}; if "
+            f"these are numbers to predict, say so ({are_numbers}); or, if there really are that many classes, name "
+            f"them by a list `{'data' if of_nodes else 'source'}.class_names`."
         )
         raise ValueError(
             f"{name}: the label of {example} {int(y_N.argmax())} is {num_classes - 1}, which makes {num_classes} "

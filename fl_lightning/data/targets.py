@@ -96,7 +96,7 @@ def _remedy_for_labels(y: Tensor, num_nodes: int) -> str:
     if y.dim() == 0 or (len(y) == 1 and num_nodes > 1):
         return (
             "A label of the whole graph is not supported here: give each node its own, a tensor of shape (num_nodes,), "
-            "or each client a list of graphs (GraphSets)"
+            "or each client a list of graphs, or one set of graphs for a partitioner, InMemoryGraphSet(graphs)"
         )
     if len(y) != num_nodes:
         return "Give a label for each node, in the order of x; a negative one if a node has none"

@@ -50,9 +50,17 @@ class Inputs:
         return "graph" if self.pools else "node"
 
     def __call__(self, net: nn.Module, graph: Any) -> Any:
-        """Call the module with a graph that has ``x``, ``edge_index`` and optionally edge weights and attributes.
+        """Call the module with a graph (:meth:`arguments`)."""
+        first, others = self.arguments(net, graph)
+        return net(first, **others)
 
-        If the module pools, the graph also has ``batch`` and ``batch_size``.
+    def arguments(self, net: nn.Module, graph: Any) -> tuple[Any, dict[str, Any]]:
+        """The first argument of the module's ``forward``, and the others by name.
+
+        Args:
+            net: The module.
+            graph: It has ``x``, ``edge_index`` and optionally edge weights and attributes; if the module pools, also
+                ``batch`` and ``batch_size``.
 
         Raises:
             ValueError: ``forward`` requires something that the graph does not have.
@@ -63,11 +71,11 @@ class Inputs:
             from torch_geometric.data import Data  # takes a second
 
             graphs = {"batch": graph.batch, "num_graphs": graph.batch_size} if self.pools else {}
-            return net(Data(x=x, edge_index=graph.edge_index, **edges, **graphs))
+            return Data(x=x, edge_index=graph.edge_index, **edges, **graphs), {}
         if missing := [name for name, is_needed in self.edges.items() if is_needed and edges[name] is None]:
             raise ValueError(f"{type(net).__name__}.forward needs {missing[0]}, which the clients' graphs do not have")
         graphs = {name: getattr(graph, name) for name in (self.graphs if self.pools else ())}
-        return net(x, edge_index=graph.edge_index, **{name: edges[name] for name in self.edges}, **graphs)
+        return x, {"edge_index": graph.edge_index, **{name: edges[name] for name in self.edges}, **graphs}
 
     def _given(self, value: Any) -> Any:
         """An input, or a copy of it."""

@@ -14,11 +14,12 @@ from fl_lightning.batches.base import Batch, single
 from fl_lightning.batches.client_data import ClientData
 from fl_lightning.batches.client_examples import ClientExamples
 from fl_lightning.batches.client_graph import ClientGraph
+from fl_lightning.batches.graph_sets import GraphSetBatch
 from fl_lightning.batches.graphs import GraphBatch
 from fl_lightning.data.edge_data import merged_edges
 from fl_lightning.models.output import NetOutput, as_output, own_outputs
 from fl_lightning.models.plain import PlainNet
-from fl_lightning.models.plain_inputs import EDGE_INPUTS, Inputs, parameters_of
+from fl_lightning.models.plain_inputs import Inputs, parameters_of
 from fl_lightning.round.client import ClientModule, OutputRule
 from fl_lightning.tasks import Task
 
@@ -138,7 +139,7 @@ def model_of(client: ClientModule, rule: OutputRule | None, task: Task, client_d
     """
     net, num_outputs = client.net, client_data.num_outputs
     module = net.whole_module if isinstance(net, PlainNet) else None
-    takes_inputs = task.is_on_nodes or not task.has_graphs
+    takes_inputs = task.is_on_nodes or task.has_graph_examples or not task.has_graphs
     if module is not None and takes_inputs and rule is None and num_outputs is None:
         return module
     kind = BatchModel
@@ -161,16 +162,15 @@ def inputs_of(model: nn.Module, client_data: ClientData, batch: Batch) -> dict[s
         return {"batch": batch}
     if not isinstance(batch, GraphBatch):
         return {parameters_of(model.forward)[0]: cast(ClientExamples, client_data).x_NX}
-    plain = batch.plain
-    assert plain is not None, "a batch of one client has it"
     read = Inputs(model)
-    edges = {name: value for name in EDGE_INPUTS if (value := getattr(plain, name)) is not None}
-    if read.takes_data:
-        from torch_geometric.data import Data  # takes a second
+    read.pools = isinstance(batch, GraphSetBatch)
+    if isinstance(batch, GraphSetBatch):
+        from fl_lightning.models.stacked.graph import plain_graphs  # takes a second
 
-        return {"data": Data(x=plain.x, edge_index=plain.edge_index, **edges)}
-    edges = {name: value for name, value in edges.items() if name in read.edges}
-    return {"x": plain.x, "edge_index": plain.edge_index, **edges}
+        first, others = read.arguments(model, plain_graphs(batch))
+    else:
+        first, others = read.arguments(model, batch.plain)
+    return {parameters_of(model.forward)[0]: first, **others}
 
 
 def _unlabeled(size: int, num_outputs: int | None) -> dict[str, Any]:

@@ -246,8 +246,10 @@ def _(client_data: ClientGraphs, new: Any, like: Like) -> ClientData:
     roles = like.roles(y_N, masks if role_M is None else user_masks_of(role_M))
     blank = [Data(**{**each.to_dict(), "y": torch.zeros(1)}) for each in new]
     loaded = LoadedGraphs(graphs=blank)
-    degrees = getattr(like.source, "max_degree", None)
-    prepared = prepared_graphs(loaded, dataclasses.replace(like.preparation, largest_component=False), NAME, degrees)
+    if client_data.max_degree is None and blank[0].get("x") is None:
+        raise ValueError(f"{NAME} has no x: give features of each node, as the run's graphs have them")
+    whole_graphs = dataclasses.replace(like.preparation, largest_component=False)
+    prepared = prepared_graphs(loaded, whole_graphs, NAME, client_data.max_degree)
     width = client_data.union.num_features if like.registry.own_inputs else None
     least = max(client_data.union.x_NF.any(dim=0).nonzero().flatten().tolist(), default=-1) + 1  # zeros may be appended
     if width and not least <= prepared.num_features <= width:

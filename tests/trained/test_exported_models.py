@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch_geometric.nn as pyg
-from task_data import Clouds
+from task_data import Clouds, graph_data
 from torch import nn
 from torch_geometric.nn import GraphSAGE
 from trained_runs import loaded
@@ -233,6 +233,37 @@ def test_a_users_own_class_comes_back(federation, make_trainer, tmp_path) -> Non
         run.global_model()
     with pytest.raises(ValueError, match="the net GraphSAGE cannot be made in another program"):
         export(run, run.names[0], tmp_path / "model.pt")  # from an object, whose settings nobody knows
+
+
+class Bonds(nn.Module):
+    """A user's net for whole graphs, whose features are called otherwise."""
+
+    def __init__(self, num_features: int, num_classes: int) -> None:
+        super().__init__()
+        self.conv = pyg.GATConv(num_features, 8, edge_dim=2)
+        self.classifier = nn.Linear(8, num_classes)
+
+    def forward(self, atoms: Any, edge_index: Any, edge_attr: Any, batch: Any) -> torch.Tensor:
+        """A row for each graph."""
+        pooled = pyg.global_add_pool(self.conv(atoms, edge_index, edge_attr).relu(), batch)
+        logits: torch.Tensor = self.classifier(pooled)
+        return logits
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_users_own_net_for_graphs_comes_back(make_trainer, tmp_path) -> None:
+    data = graph_data(batch_size=4, edge_attributes=2, cache_dir=str(tmp_path))
+    folder = fit(make_trainer, data, Local(num_epochs=1), fl.ClientModule(net=Bonds))
+    run = fl.load_run(folder, client=fl.ClientModule(net=Bonds), data=data, strategy=Local(num_epochs=1))
+    name = run.names[0]
+    model = run.client(name)
+    assert type(model) is Bonds
+    union, graph_N = run.data(name).union, run.data(name).graph_of_N
+    logits = model(union.x_NF, union.edge_index_2E, union.edge_attr_EK, graph_N)
+    assert torch.allclose(logits.softmax(dim=1), run.predictions()[name], atol=1e-6)
+    loaded = runpy.run_path(str(export(run, name, tmp_path / "model.pt")))["load"]()
+    assert type(loaded) is Bonds
+    assert run.same(loaded, model, name)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -194,6 +194,24 @@ def test_graphs_of_a_client_with_features_of_its_own(make_trainer, tmp_path) -> 
                 run.predict(others, name)
 
 
+def test_graphs_without_features_have_the_degrees_of_the_runs(make_trainer, tmp_path) -> None:
+    plain = [
+        [Data(edge_index=g.edge_index, num_nodes=g.num_nodes, y=g.y) for g in own] for own in task_data.graphs_of()[:2]
+    ]
+    run = loaded(make_trainer, fl.FederatedDataModule(plain, cache_dir=str(tmp_path)))
+    highest = run.data(run.names[0]).max_degree
+    for size in (3, highest + 3):
+        ends = torch.arange(1, size)
+        star = Data(edge_index=torch.stack([torch.zeros_like(ends), ends]), num_nodes=size)
+        made = run.new_data([star])
+        assert made.union.x_NF.shape == (size, highest + 1)
+        assert made.union.x_NF.argmax(dim=1).tolist() == [min(size - 1, highest), *[1] * (size - 1)]
+        assert run.predict([star]).shape == (1, 2)
+    given = loaded(make_trainer, task_data.graph_data(cache_dir=str(tmp_path)))
+    with pytest.raises(ValueError, match="the new data has no x: give features of each node"):
+        given.predict(plain[0])
+
+
 def test_links(make_trainer, tmp_path) -> None:
     run = loaded(make_trainer, task_data.link_data(tmp_path))
     data = run.data(run.names[0])

@@ -1,11 +1,13 @@
 """Clients whose examples are alike in one respect: all are sorted by it, and cut into equal parts."""
 
+import warnings
+
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
 from fl_lightning.data.columns import number_of_each
-from fl_lightning.data.partition.partitioners import Partitioner
+from fl_lightning.data.partition.partitioners import Partitioner, noun
 from fl_lightning.data.settings import check_text
 from fl_lightning.kernels.randomness import generator
 
@@ -31,6 +33,13 @@ class SortedPartitioner(Partitioner):
 
     def assign(self, data: Data, seed: int) -> list[Tensor]:  # noqa: D102
         value_N = number_of_each(data, self.by, "sort by")
+        least, most = float(value_N.min()), float(value_N.max())
+        if most - least <= 1e-9 * abs(most):  # rounding of means
+            warnings.warn(
+                f"by={self.by!r}: all {noun(data)} have {most:g}, so that clients are alike, as by RandomPartitioner "
+                "(so it is where features are one-hot); sort by another for clients that differ.",
+                stacklevel=3,
+            )
         shuffled = torch.randperm(len(value_N), generator=generator(seed, "sorted partition"))
         order = shuffled[value_N[shuffled].argsort(stable=True)]
         return list(order.tensor_split(self.num_clients))

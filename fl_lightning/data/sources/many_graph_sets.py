@@ -158,6 +158,8 @@ class GraphSets(ManyGraphSets):
         names: Of the clients; None for their numbers.
         undirected: Add missing reverse edges.
         own_outputs: As :class:`ManyGraphSets` has it.
+        max_degree: If no client's graphs have features, these are the degrees of nodes, one-hot, the same for all
+            clients; higher ones count as this, None for the highest that occurs at any client.
 
     Raises:
         ValueError: A client has no graphs, or not a name for each client.
@@ -169,10 +171,17 @@ class GraphSets(ManyGraphSets):
         names: Sequence[str] | None = None,
         undirected: bool = True,
         own_outputs: bool | None = None,
+        max_degree: int | None = None,
     ) -> None:
         if not clients:
             raise ValueError("GraphSets.clients is empty: give a list of graphs for each client")
         if empty := [index for index, each in enumerate(clients) if not len(each)]:
             raise ValueError(f"GraphSets.clients[{empty[0]}] has no graphs: give at least one, or leave the client out")
-        sources: list[GraphSetSource] = [InMemoryGraphSet(each, undirected) for each in clients]
+        sources: list[GraphSetSource] = [InMemoryGraphSet(each, undirected, max_degree) for each in clients]
         super().__init__(sources, None if names is None else list(names), own_outputs)
+
+    def prepare(self, asked: Asked) -> list[PreparedGraphs]:
+        """All sets; a degree is the same feature for all clients."""
+        prepared = super().prepare(asked)
+        degrees = [each.max_degree for each in prepared if each.max_degree is not None]
+        return prepared if len(degrees) < len(prepared) else [each.up_to_degree(max(degrees)) for each in prepared]

@@ -218,7 +218,7 @@ def _pair_of(name: str, given: Any) -> tuple[Tensor, Tensor]:
         except (TypeError, RuntimeError) as error:
             raise ValueError(
                 f"{name}: the examples of {type(given).__name__} cannot be stacked ({error}): give tensors of one "
-                "shape, of images by its transform (ToTensor and Resize of torchvision)"
+                "shape, of images by its transform (ToTensor and Resize of torchvision); of graphs list(dataset)"
             ) from error
     if not is_pair(pair):
         raise ValueError(f"{name} has a {type(given).__name__}: give a pair of inputs and targets")

@@ -10,11 +10,11 @@ Leaves the client: the shared parameters, nothing more; membership tells whose d
 
 The paper's thresholds (0.05 and 0.1) are lengths, which depend on learning rate, steps and width: a step of Adam at
 0.01 on 200,000 parameters moves by up to 4.5, and nothing is ever cut. Here they are shares of the first round's mean
-length unless ``thresholds: absolute`` says otherwise. Departures: a client that is absent takes part in the decision
-with its last update, and receives its cluster's model; no decision is made until all of a cluster's members have
-responded in it. An unseen client trains the mean of all models, then has the cluster whose mean update its own is most
-like. Released code reports each client's best test accuracy over all clusters it was ever in; here it is the present
-one's.
+length unless ``thresholds: absolute`` says otherwise. Departures: mean_i is a plain mean, as in released code; the
+paper weights clients by their graphs. A client that is absent takes part in the decision with its last update, and
+receives its cluster's model; no decision is made until all of a cluster's members have responded in it. An unseen
+client trains the mean of all models, then has the cluster whose mean update its own is most like. Released code reports
+each client's best test accuracy over all clusters it was ever in; here it is the present one's.
 """
 
 from collections.abc import Mapping, Sequence

@@ -168,8 +168,10 @@ def test_clients_whose_graphs_are_alike(tmp_path: Path) -> None:
     assert sparse.source_idx_N(0).tolist() == list(range(30, 40))
     by_price = module(Shops(), tmp_path, SortedPartitioner(3, by="price"))
     assert by_price.source_idx_N(0).tolist() == list(range(20, 30))
-    tied = InMemoryGraphSet([path_of(3, index % 2) for index in range(20)])
-    orders = [module(tied, tmp_path, SortedPartitioner(2, "size", seed)).source_idx_N(0).tolist() for seed in (0, 0, 1)]
+    tied, orders = InMemoryGraphSet([path_of(3, index % 2) for index in range(20)]), []
+    for seed in (0, 0, 1):
+        with pytest.warns(UserWarning, match="by='size': all graphs of the set have 3, so that clients are alike"):
+            orders.append(module(tied, tmp_path, SortedPartitioner(2, "size", seed)).source_idx_N(0).tolist())
     assert orders[0] == orders[1] != orders[2]
     with pytest.raises(ValueError, match=r"by='weight' is not a number of each example, as degree, density, features"):
         module(InMemoryGraphSet(paths()), tmp_path, SortedPartitioner(2, by="weight"))
@@ -226,6 +228,20 @@ def test_sets_with_features_and_classes_of_their_own(tmp_path: Path) -> None:
     assert forced.registry.own_outputs == (2, 2)
     shared = ManyGraphSets([InMemoryGraphSet(paths(12)), InMemoryGraphSet(wide)], own_outputs=False)
     assert module(shared, tmp_path).registry.own_outputs == ()
+
+
+def test_a_degree_is_the_same_feature_for_all_clients(tmp_path: Path) -> None:
+    ends = torch.arange(1, 7)
+
+    def stars(size: int) -> list[Data]:
+        edges = torch.stack([torch.zeros(size, dtype=torch.int64), ends[:size]])
+        return [Data(edge_index=edges, num_nodes=size + 1, y=torch.tensor([index % 2])) for index in range(10)]
+
+    data = module([stars(2), stars(4)], tmp_path)
+    assert (data.registry.own_inputs, data.registry.own_outputs, data.num_features) == (False, (), 5)
+    assert data.clients[0].union.x_NF[:3].argmax(dim=1).tolist() == [2, 1, 1]
+    bounded = module(GraphSets([stars(2), stars(4)], max_degree=3), tmp_path)
+    assert (bounded.num_features, bounded.clients[1].union.x_NF[0].argmax()) == (4, 3)
 
 
 def test_missing_labels_and_numbers_are_gaps(tmp_path: Path) -> None:

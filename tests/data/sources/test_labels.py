@@ -166,7 +166,7 @@ def test_nan_means_no_label_beside_names_too(tmp_path: Path) -> None:
             torch.tensor([1]),
             r"of shape \(1,\) for 24 nodes.*A label of the whole graph is not supported here: give each node",
         ),
-        (torch.tensor([[1, 0, 1]]), r"A label of the whole graph is not supported"),
+        (torch.tensor([[1, 0, 1]]), r"A label of the whole graph is not supported.*InMemoryGraphSet\(graphs\)"),
         (torch.tensor(1), r"A label of the whole graph is not supported"),
         (torch.zeros(23), r"Give a label for each node, in the order of x"),
         (

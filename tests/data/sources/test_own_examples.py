@@ -123,6 +123,7 @@ class Ragged(Dataset):
             r"client-00: y holds <U1, not numbers: number categories, e.g. by ",
         ),
         (lambda: [Ragged(), Ragged()], "client-00: the examples of Ragged cannot be stacked .*: give tensors of one"),
+        (lambda: [Subset(FakeDataset(3), [0, 1])], r"examples of Subset cannot .*; of graphs list\(dataset\)"),
         (lambda: [(X, Y[:9]), (X, Y)], r"client-00: x is \(50, 2, 4, 4\) and y \(9,\): give a row of both"),
         (lambda: [(X, Y), (X[:, 0], Y)], "client-01: x is .* the X of the other clients"),
         (lambda: [(X, Y), (X, torch.rand(50, 2))], "the clients' targets have rows of the shapes"),
