@@ -106,7 +106,8 @@ def canonical_json(value: Any) -> str:
 def _refuse(value: Any) -> NoReturn:
     raise ValueError(
         f"data cannot be told from others by a {type(value).__name__}, which the identity() of their source, "
-        "partitioner or splitter has: keep numbers, texts, and lists and dicts of these as attributes, or override identity()"
+        "partitioner or splitter has: keep numbers, texts, and lists and dicts of these as attributes, or override "
+        "identity()"
     )
 
 
