@@ -17,8 +17,7 @@ class SampledGraph(ClientGraph):
     """A part of a client's graph with sampled edges, which are directed; ``num_neighbors_N`` is of the whole graph.
 
     Attributes:
-        factor_E: How often each edge counts, float32: d / k if k of the d edges to its target were sampled. It is also
-            in ``edge_weight_E``.
+        factor_E: How often each edge counts, float32: d / k if k of the d edges to its target were sampled.
         position_N: Index of each node in the whole graph, int64.
         total_weight_N: Sum of the weights of each node's edges in the whole graph (1 if they have none) and of 1 for
             its loop, float32.
@@ -96,11 +95,8 @@ class EdgesByTarget:
         code_E, group_E = torch.unique(code_E, return_inverse=True)
         place_E = torch.empty_like(code_E).index_copy_(0, group_E, place_E)
         factor_E = torch.zeros(len(code_E)).index_add_(0, group_E, factor_E)
-        fields = self._fields(node_M, code_E, place_E, is_trained_M)
-        weight_E = fields["edge_weight_E"]
-        fields["edge_weight_E"] = factor_E if weight_E is None else factor_E * weight_E
         return SampledGraph(
-            **fields,
+            **self._fields(node_M, code_E, place_E, is_trained_M),
             is_directed=True,
             num_neighbors_N=self.first_N.diff()[node_M],
             factor_E=factor_E,

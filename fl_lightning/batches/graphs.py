@@ -63,8 +63,9 @@ class GraphBatch(Batch):
         node_id: Id of each node that all clients share, from 1, int64 (C, N): negative for the nodes of other clients,
             0 for none; None if clients do not know of the edges between them.
         structure: Features of the structure around each node (C, N, S), if a strategy has computed them, else None.
-        links: The edges as an (N, N) operator of ones without loops; None if they follow from Â, as for graphs without
-            weights.
+        links: The edges as an (N, N) operator of ones without loops, of sampled edges how often each counts; None if
+            they follow from Â, as for whole graphs without weights.
+        has_edge_weights: Whether edges have weights.
         edge_attr: Attributes of each edge (C, E, K); None if edges have none, like the next ones.
         edge_mask: Edges that are not padding, nor left out of a random view (C, E).
         edge_ends: Source and target of each edge, int64 (C, E, 2); any for padding.
@@ -83,6 +84,7 @@ class GraphBatch(Batch):
     node_id: Tensor | None = field(default=None, metadata=NODES)
     structure: Tensor | None = field(default=None, metadata=NODES)
     links: BlockSparse | None = field(default=None, metadata=SQUARE)
+    has_edge_weights: bool = False
     edge_attr: Tensor | None = field(default=None, metadata=EDGES)
     edge_mask: Tensor | None = field(default=None, metadata=EDGES)
     edge_ends: Tensor | None = field(default=None, metadata=EDGES)
@@ -303,6 +305,7 @@ class GraphCollator(Collator):
             "plain": PlainGraph(graphs[0], device=self.device, dtype=self.dtype) if len(graphs) == 1 else None,
             **known_fields(graphs, size, device=self.device, dtype=self.dtype),
             "links": self._links(graphs, size),
+            "has_edge_weights": graphs[0].edge_weight_E is not None,
             **edge_fields(graphs, size, device=self.device, dtype=self.dtype, operator_dtype=self.operator_dtype),
         }
 

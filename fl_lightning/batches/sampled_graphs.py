@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fl_lightning.batches.base import common_fields, pad, single
@@ -160,6 +161,15 @@ class SampledGraphCollator(GraphCollator):
         if not isinstance(graphs[0], SampledGraph):
             return super()._degrees(graphs, row, weight_E, node_mask_CN)
         return self._totals(cast("Sequence[SampledGraph]", graphs)).cpu().flatten()
+
+    def _weights(self, graphs: Sequence[ClientGraph], num_entries: int) -> Tensor | None:
+        """Times how often each edge counts."""
+        weight_E = super()._weights(graphs, num_entries)
+        if not isinstance(graphs[0], SampledGraph):
+            return weight_E
+        factor_E = torch.cat([part.factor_E for part in cast("Sequence[SampledGraph]", graphs)]).to(self.exact_dtype)
+        factor_E = F.pad(factor_E, (0, num_entries - len(factor_E)), value=1.0)
+        return factor_E if weight_E is None else factor_E * weight_E
 
     def _links(self, graphs: Sequence[ClientGraph], num_nodes: int) -> BlockSparse | None:
         """With how often each edge counts as entries."""

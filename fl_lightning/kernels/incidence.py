@@ -19,6 +19,9 @@ class Incidence:
 
     Args:
         operator: Its entries off the diagonal that are not zero are the edges, from column to row.
+
+    Attributes:
+        counts: How often every edge of a sample counts, (C·E, 1); None if these are all edges.
     """
 
     def __init__(self, operator: BlockSparse) -> None:
@@ -26,8 +29,11 @@ class Incidence:
         self.edges = edges
         self._sources, self._targets = (_ends(edges, nodes) for nodes in (edges.column, edges.row))
         self._counted = self._targets
-        if operator.totals is not None:  # an edge of a sample stands for several
-            self._counted = _ends(edges, edges.row, operator.matrix.values()[edges.entry])
+        self.counts: Tensor | None = None
+        if operator.totals is not None:
+            count = operator.matrix.values()[edges.entry]
+            self._counted = _ends(edges, edges.row, count)
+            self.counts = edges.placed(count.unsqueeze(-1))
         attributes = operator.entries
         self.attributes = None if attributes is None else edges.placed(attributes[edges.entry])
         """What every edge has, (C·E, K), or None."""

@@ -129,17 +129,13 @@ class PlainNet(nn.Module):
         from fl_lightning.models.stacked.functions import NotStackable
         from fl_lightning.models.stacked.trial import try_on_stack
 
-        attributes = trial.graph.edge_attr
         self.why_alone = ""
         try:
             self._stacked = (exchanged(self._net[0], self._head, pools=self.pools),)
             self.takes_stacks = not self.pools and not any(foreign(self._stacked[0]))
-            try_on_stack(
-                self,
-                num_features,
-                weighted=self.takes_edge_weight,
-                num_attributes=None if attributes is None else attributes.shape[1],
-            )
+            *without, everything = trial.edge_data()
+            for edges in (*(() if self.takes_stacks else without), everything):
+                try_on_stack(self, num_features, **edges)
         except NotStackable as error:
             self._stacked, self.takes_stacks, self.why_alone = (), False, str(error)
         self.transposed: tuple[str, ...] = () if self.why_alone else linear_weights(self)

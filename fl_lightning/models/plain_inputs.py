@@ -146,10 +146,13 @@ def check_inputs(net: nn.Module) -> None:
 def edge_inputs(net: nn.Module) -> dict[str, bool]:
     """What a module's ``forward`` reads about the edges, and whether that is required.
 
-    A PyG layer or model that was made without ``edge_dim``, or declares that it takes none, does not read them.
+    A PyG layer or model that was made without ``edge_dim``, or declares that it takes none, does not read them. Of a
+    ``forward`` of the user's own the layers say nothing: it may read the edges itself.
     """
     parameters = {parameter.name: parameter for parameter in _signature(net.forward)}
     result = {name: parameters[name].default is inspect.Parameter.empty for name in EDGE_INPUTS if name in parameters}
+    if not type(net).forward.__module__.startswith(("torch_geometric.nn.conv.", "torch_geometric.nn.models.")):
+        return result
     for name in EDGE_INPUTS:
         if getattr(net, f"supports_{name}", True) is False:
             result.pop(name, None)

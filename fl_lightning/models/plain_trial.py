@@ -5,6 +5,7 @@ import copy
 import itertools
 import math
 import traceback
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from fl_lightning.models.batch_norm import adopt, statistics_of
 from fl_lightning.models.output import NetOutput
-from fl_lightning.models.plain_inputs import GIVEN, Inputs, edge_widths, parameters_of
+from fl_lightning.models.plain_inputs import EDGE_INPUTS, GIVEN, Inputs, edge_widths, parameters_of
 
 
 class _Graph:
@@ -48,6 +49,7 @@ class Trial:
                 failures.append(error)
                 continue
             if not pools or _num_rows(result) == self.graph.batch_size:
+                self._check_ready()
                 return
         why = failures[0]
         said = str(why) or traceback.extract_tb(why.__traceback__)[-1].line  # an assertion may say nothing
@@ -57,14 +59,44 @@ class Trial:
             f"{self.name} cannot compute on {inputs.reads.format(num_features)} ({type(why).__name__}: {said}){missing}"
         ) from why
 
-    def _call(self, net: nn.Module, *, training: bool = False) -> Any:
+    def _check_ready(self) -> None:
+        """Refuse parameters that have no shape after the module was called.
+
+        Raises:
+            ValueError: There are some.
+        """
+        for name, parameter in self.net.named_parameters():
+            if isinstance(parameter, nn.parameter.UninitializedParameter):
+                raise ValueError(
+                    f"{self.name}'s {name} is of a lazy layer that forward does not call with features and edges "
+                    "alone, so that its width is unknown: give it its width, or leave it out"
+                )
+
+    def _call(self, net: nn.Module, *, training: bool = False, graph: _Graph | None = None) -> Any:
         mode = net.training
         net.train(training)
         try:
             with torch.no_grad(), torch.random.fork_rng([]):
-                return self.inputs(net, self.graph)
+                return self.inputs(net, graph or self.graph)
         finally:
             net.train(mode)
+
+    def edge_data(self) -> Iterator[dict[str, Any]]:
+        """With which weights and attributes of edges the module computes: with all that it reads, and without any."""
+        reads = [self.inputs.takes_data or name in self.inputs.edges for name in EDGE_INPUTS]
+        width = None if self.graph.edge_attr is None else self.graph.edge_attr.shape[1]
+        if width is None and any(reads):
+            yield {"weighted": False, "num_attributes": None}
+            width = next(filter(self._takes_width, edge_widths(self.net)), None)
+        yield {"weighted": reads[0], "num_attributes": width if reads[1] else None}
+
+    def _takes_width(self, width: int) -> bool:
+        """Whether the module computes with attributes of edges of this width."""
+        graph = _Graph(self.graph.x.shape[1:], like=self.graph.x, edge_width=width)
+        with contextlib.suppress(Exception):  # it is the user's code
+            self._call(copy.deepcopy(self.net), graph=graph)
+            return True
+        return False
 
     def run(self) -> Any:
         """What the module returns: a tensor or a pair of them."""

@@ -186,8 +186,12 @@ class Study:
         for method in self.methods:
             for case in self.cases_of(method):
                 configs = self.configs_of(method, case)
-                if not configs:
-                    self._refuse(f"methods.{method}.config", "nothing", f"give a file here or in cases.{case}.config")
+                if not configs and not self._has_strategy(method, case):
+                    self._refuse(
+                        f"methods.{method}.config",
+                        "nothing",
+                        f"give a file here or in cases.{case}.config, or strategy in settings",
+                    )
                 for config in configs:
                     if not config.is_file():
                         self._refuse(
@@ -226,6 +230,13 @@ class Study:
             if not 0 <= seed < 2**32:
                 self._refuse("seeds", seed, "give numbers in [0, 4294967295]")
         self._check_tuning()
+
+    def _has_strategy(self, method: str, case: str) -> bool:
+        """Whether settings name the strategy of a method on a case."""
+        mine, theirs = self.methods[method], self.cases[case]
+        layers = (self.settings, mine.settings, theirs.settings, theirs.methods.get(method, {}))
+        named = {name for layer in (*layers, mine.final, theirs.final) for name in layer}
+        return not named.isdisjoint(("strategy", "strategy.class_path"))
 
     def _check_tuning(self) -> None:
         tuning, other = self.tuning, self.other

@@ -1,5 +1,6 @@
 """Parts of graphs that local steps train on: which nodes and edges they have, and what nets compute on them."""
 
+import dataclasses
 import functools
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from directed_graph import NUM_CLASSES, NUM_FEATURES, directed_graph
 from torch import Tensor, nn
-from torch_geometric.nn import GATConv, GCNConv, GINEConv, GraphConv, SAGEConv
+from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINEConv, GraphConv, SAGEConv, TransformerConv
 
 from fl_lightning.batches import (
     ClientGraph,
@@ -22,6 +23,7 @@ from fl_lightning.batches.edges_by_target import EdgesByTarget
 from fl_lightning.models import GAT, GCN, GIN, GraphSAGE
 from fl_lightning.models.fitting import fitted
 from fl_lightning.models.reach import reads_beyond
+from fl_lightning.models.stacked.graph import StackedEdges
 
 DIRECTED = functools.partial(directed_graph, 12, seed=3)
 
@@ -225,6 +227,65 @@ def test_a_layer_on_sampled_edges_is_unbiased(name) -> None:
         error = drawn.std(dim=0).norm() / len(drawn) ** 0.5
 
         assert (drawn.mean(dim=0) - expected).norm() < 3 * error + 1e-12
+
+
+class OneLayer(nn.Module):
+    """A PyG layer, with weights of edges of its own if it takes any."""
+
+    def __init__(self, conv: nn.Module, weight: float | None = None) -> None:
+        super().__init__()
+        self.conv, self.weight = conv, weight
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        own = () if self.weight is None else (torch.full_like(edge_attr[:, 0], self.weight),)
+        return self.conv(x, edge_index, *own)
+
+
+@pytest.mark.parametrize("replace", [False, True], ids=["without", "with"])
+@pytest.mark.parametrize(
+    "layer",
+    [GATConv, functools.partial(GATConv, add_self_loops=False, heads=2), GATv2Conv, TransformerConv],
+    ids=["GAT", "GAT without loops", "GATv2", "Transformer"],
+)
+def test_attention_to_a_sample_sums_to_one(layer, replace) -> None:
+    """Of equal features it makes what it makes of them on the whole graph, however few edges were sampled."""
+    torch.manual_seed(0)
+    net = fitted(lambda i, o: OneLayer(layer(i, 4)), NUM_FEATURES, NUM_CLASSES).double().eval()
+    data = GRAPHS["attributes"]
+    data = dataclasses.replace(data, x_NF=torch.ones_like(data.x_NF))
+    whole = single(collator_of(data, sampler=NeighborSampler([1], replace=replace), batch_size=9)([0]))
+    expected = net(whole).logits[whole.train_mask][:1]
+    [drawn] = whole.draws(torch.arange(1))
+    logits = net(drawn).logits[drawn.train_mask]
+
+    torch.testing.assert_close(logits, expected.expand_as(logits))
+
+
+@pytest.mark.parametrize("aggr", ["sum", "mean"])
+def test_weights_of_the_nets_own_count_as_often_as_the_sampled_edges(aggr) -> None:
+    torch.manual_seed(0)
+    conv = GraphConv(NUM_FEATURES, 4, aggr=aggr)
+    nn.init.zeros_(conv.lin_root.weight)
+    nn.init.zeros_(conv.lin_rel.bias)
+    nets = [fitted(lambda i, o, w=w: OneLayer(conv, w), NUM_FEATURES, NUM_CLASSES).double() for w in (None, 0.5)]
+    whole = single(collator_of(GRAPHS["attributes"], sampler=NeighborSampler([2, 1]), batch_size=9)([0]))
+    [drawn] = whole.draws(torch.arange(1))
+    one, half = (net(drawn).embedding for net in nets)
+
+    assert one.abs().sum() > 0
+    torch.testing.assert_close(half, 0.5 * one)
+
+
+@every_graph
+def test_nets_read_the_weights_that_sampled_edges_have_in_the_graph(graph) -> None:
+    [drawn] = single(collator_of(graph, sampler=NeighborSampler([2, 2]), batch_size=9)([0])).draws(torch.arange(1))
+    read = StackedEdges(drawn).weight
+    if graph.edge_weight_E is None:
+        assert read is None
+        assert drawn.plain.edge_weight is None
+        return
+    assert drawn.plain.edge_weight.sort().values.float().equal(read.sort().values.float())
+    assert set(read.float().tolist()) <= set(graph.edge_weight_E.tolist())
 
 
 def gradient(net: nn.Module, batch: GraphBatch, loss) -> Tensor:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fl_lightning.data import (
     FL60,
@@ -26,6 +27,7 @@ from fl_lightning.data import (
     FeatureNoise,
     FederatedDataModule,
     FileSource,
+    GeneratedClients,
     GivenPartitioner,
     GivenSplit,
     GlobalSplit,
@@ -222,3 +224,17 @@ def test_a_module_says_whether_there_is_a_validation_split(val: float):
         with pytest.warns(UserWarning, match="without a val example"):
             data.setup()
     assert data.has_validation == (val > 0)
+
+
+class Keeps(GeneratedClients):
+    """A source of the user's own with one more attribute."""
+
+    def __init__(self, kept: Any) -> None:
+        super().__init__(num_clients=3)
+        self.kept = kept
+
+
+@pytest.mark.parametrize("kept", [Path("there"), torch.ones(2)], ids=["path", "tensor"])
+def test_a_source_of_ones_own_that_keeps_what_is_not_plain_is_refused(kept: Any) -> None:
+    with pytest.raises(ValueError, match=rf"told from others by a {type(kept).__name__}, .* or override identity\(\)"):
+        FederatedDataModule(Keeps(kept)).setup()

@@ -11,7 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch_geometric.nn import GAT, GCN, BatchNorm, GCNConv, GraphSAGE, InstanceNorm, NNConv, global_mean_pool
+from torch_geometric.nn import (
+    GAT,
+    GCN,
+    BatchNorm,
+    GATConv,
+    GCNConv,
+    GraphConv,
+    GraphSAGE,
+    InstanceNorm,
+    NNConv,
+    global_mean_pool,
+)
 
 import fl_lightning
 from fl_lightning import ClientModule, SequentialExecutor
@@ -421,6 +432,43 @@ def test_models_of_pyg_without_edge_dim_are_not_given_attributes() -> None:
     with_attributes = aware.eval()(batch).logits
     batch.plain.edge_attr = None
     assert not torch.equal(aware(batch).logits, with_attributes)
+
+
+class Scores(nn.Module):
+    """Reads attributes, if there are any, beside a layer that was made without edge_dim."""
+
+    def __init__(self, score: nn.Module, center: bool = False) -> None:
+        super().__init__()
+        self.conv, self.attention = GraphConv(4, 5), GATConv(5, 5)
+        self.last, self.score, self.center = nn.Linear(5, 3), score, center
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None) -> Tensor:
+        weight = None
+        if edge_attr is not None:
+            weight = self.score(edge_attr - edge_attr.mean(dim=0) if self.center else edge_attr).squeeze(-1)
+        return self.last(self.attention(self.conv(x, edge_index, weight).relu(), edge_index))
+
+
+def test_a_forward_of_the_users_own_gets_attributes_whatever_its_layers_read() -> None:
+    net = PlainNet(Scores(nn.Linear(2, 1)), 4, 3)
+    assert net.takes_edge_attr
+    assert net.why_alone == ""
+    assert not torch.equal(net(graph_of(4)).logits, net(graph_of(4, edge_attr=torch.rand(4, 2))).logits)
+
+
+def test_what_a_net_does_with_and_without_edge_data_is_tried_on_a_stack() -> None:
+    class Ones(Scores):
+        def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+            weight = x.new_ones(edge_index.size(1)) if edge_weight is None else edge_weight
+            return self.last(self.conv(x, edge_index, weight).relu())
+
+    assert "has outputs on a stack" in PlainNet(Scores(nn.Linear(2, 1), center=True), 4, 3).why_alone
+    assert "reads edge_index (size)" in PlainNet(Ones(nn.Identity()), 4, 3).why_alone
+
+
+def test_a_lazy_layer_that_a_trial_cannot_reach_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"Scores's score\.weight is of a lazy layer .* give it its width"):
+        PlainNet(Scores(nn.LazyLinear(1)), 4, 3)
 
 
 def test_checkpoints_have_the_modules_own_names(make_trainer: Any, federation: Any, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from study_files import STUDIES
 
 from fl_lightning.study.definition import Study
+from fl_lightning.study.runs import make_run
 from fl_lightning.study.schema import WrongStudy
 
 
@@ -244,3 +245,15 @@ def test_the_repositorys_studies_are_in_order(path: Path) -> None:
     study = Study(path)
     seeds = {*study.tuning.seeds, *(study.other.tuning.seeds if study.other else ())}
     assert seeds.isdisjoint(study.seeds)
+
+
+def test_the_study_of_the_documentation_is_one(tmp_path: Path) -> None:
+    """Its methods have no configuration, but name their strategies in their settings."""
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "studies.md"
+    text = page.read_text().partition("```yaml\ntitle: Mine")[2].partition("```")[0]
+    (tmp_path / "mine.yaml").write_text(f"title: Mine{text}")
+    study = Study(tmp_path / "mine.yaml")
+    assert [len(study.grid_of(method, "METIS")) for method in study.methods] == [4, 4, 4]
+    run = make_run(study, "FedPer", "Louvain", 0, study.grid_of("FedPer", "Louvain")[0], "report")
+    assert (run.arguments[0], run.strategy) == ("fit", "FedPer")
+    assert not any(argument.startswith("--config") for argument in run.arguments)

@@ -5,7 +5,7 @@ import json
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import scipy.sparse as sp
@@ -95,8 +95,20 @@ class PartitionRecord:
 
 
 def canonical_json(value: Any) -> str:
-    """Return JSON that is equal for equal values."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+    """Return JSON that is equal for equal values.
+
+    Raises:
+        ValueError: A value is not plain, as an attribute of a source of the user's own may be.
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_refuse)
+
+
+def _refuse(value: Any) -> NoReturn:
+    raise ValueError(
+        f"data cannot be told from others by a {type(value).__name__}, which the identity() of their source, "
+        "partitioner or splitter has: keep numbers, texts, and lists and dicts of these as attributes, or override "
+        "identity()"
+    )
 
 
 def hash_graph(data: Data) -> str:

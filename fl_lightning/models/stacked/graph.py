@@ -111,7 +111,7 @@ class StackedEdges:
         self.owner = batch.node_mask
         self.weight: Tensor | None = None
         self.attr: Tensor | None = None
-        if batch.links is not None:
+        if batch.links is not None and batch.has_edge_weights:
             value = batch.links.derived(edge_weights, batch.adjacency)
             self.weight = self.incidence.values(value, owner=self.owner).squeeze(-1)
         if batch.edge_operator.entries is not None:
@@ -128,10 +128,12 @@ class StackedEdges:
         if weight_E is None or weight_E is self.weight:
             operator = edge_operator(self.batch, weighted=weight_E is not None)
             return block_matmul(operator, z_ND, owner=self.owner)
-        return edge_sums(self.batch.edges, weight_E.unsqueeze(0), z_ND.unsqueeze(0), owner=self.owner).squeeze(0)
+        return self.weighted(weight_E.unsqueeze(-1), z_ND.unsqueeze(-2)).squeeze(-2)
 
     def weighted(self, weight_EH: Tensor, z_NHD: Tensor) -> Tensor:
         """The same with weights and values of several heads, (N, H, D)."""
+        if self.incidence.counts is not None:  # an edge of a sample stands for several
+            weight_EH = weight_EH * self.incidence.values(self.incidence.counts, owner=self.owner)
         sums = edge_sums(self.batch.edges, weight_EH.movedim(-1, 0), z_NHD.movedim(-2, 0), owner=self.owner)
         return sums.movedim(0, -2)
 

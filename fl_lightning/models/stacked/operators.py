@@ -75,5 +75,5 @@ def _normalized(edges: BlockSparse, adjacency: BlockSparse, loop: float) -> Bloc
 def edge_weights(links: BlockSparse, adjacency: BlockSparse) -> Tensor:
     """The weights of all clients' edges in the order of ``links.edges``, (C·E, 1)."""
     row, column = coordinates(adjacency.matrix)
-    weight = adjacency.derived(_without_loops, True).matrix.values()[row != column]
-    return links.edges.placed(weight[links.matrix.values() != 0].unsqueeze(-1))
+    weight, count = adjacency.derived(_without_loops, True).matrix.values()[row != column], links.matrix.values()
+    return links.edges.placed((weight / count)[count != 0].unsqueeze(-1))
