@@ -367,7 +367,7 @@ def _facts(found: Mapping[str, Any]) -> Iterator[str]:
     ]
     yield (
         f"- {len(paired)} levels are those of another method plus a difference, paired over the one or two seeds that "
-        "both have: of TwinScaffold, which the leaderboards lack, and of FedAvg where it had not finished there."
+        "both have: of TwinScaffold, which the leaderboards lack."
     )
     yield f"- Still rising in the leaderboards, so that their levels are too low: {', '.join(rising) or 'none'}."
 

@@ -7,9 +7,9 @@ This file has what all kinds of maps have in common; each kind has a file of its
 
 Two things follow from eq. (19) at fixed models. With step s it multiplies every residual m_ij - m_ji by
 1 - s (|theta_i|^2 + |theta_j|^2), both ends being updated at once, so s must stay below 2 / (|theta_i|^2 +
-|theta_j|^2); the paper's condition 2 / |theta|^2 is twice that. And the messages afterward follow from those before
-without a product (:meth:`RestrictionMaps.messages_after_update`), nor need they be sent again: of its neighbor's
-update a client lacks one number, the squared norm of the neighbor's model.
+|theta_j|^2). The paper's condition s < 2 / |theta|^2, with theta the models of all clients together, implies this. And
+the messages afterward follow from those before without a product (:meth:`RestrictionMaps.messages_after_update`), nor
+need they be sent again: of its neighbor's update a client lacks one number, the squared norm of the neighbor's model.
 
 Shape legend: C clients, E directed edges (i, j) sorted by i and then j, M numbers in all messages of one exchange. Of
 one client: D numbers of its model (d_i), R rows of its stacked maps (the sum of d_ij over its neighbors j).

@@ -1,7 +1,7 @@
 """Attention hypernetwork: from client embeddings to the parameters of each client's model.
 
-FedSheafHN (Liang et al., "FedSheafHN: Personalized Federated Learning on Graph-structured Data", 2024), eqs. (10) and
-(11). Departures: the attention matrix of the released code and no attention at all are options beside eq. (10).
+FedSheafHN (Liang et al., "Personalized Subgraph Federated Learning with Sheaf Collaboration", ECAI 2025), eqs. (10)
+and (11). Departures: the attention matrix of the released code and no attention at all are options beside eq. (10).
 
 Shape legend: C clients, D embedding channels, P generated parameters per client.
 """

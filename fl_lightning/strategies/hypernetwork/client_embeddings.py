@@ -1,6 +1,7 @@
 """What the server knows of each client: X_0, and the collaboration graph built from it.
 
-FedSheafHN (Liang et al., "FedSheafHN: Personalized Federated Learning on Graph-structured Data", 2024), eqs. (3), (4).
+FedSheafHN (Liang et al., "Personalized Subgraph Federated Learning with Sheaf Collaboration", ECAI 2025), eqs. (3)
+and (4).
 
 Shape legend: C clients, M of them, D channels, E edges.
 """

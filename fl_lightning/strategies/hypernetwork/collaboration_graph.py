@@ -1,7 +1,7 @@
 """Collaboration graph of the server: clients joined to their nearest neighbors in embedding space.
 
-FedSheafHN (Liang et al., "FedSheafHN: Personalized Federated Learning on Graph-structured Data", 2024), eq. (4). The
-paper uses K nearest neighbors without saying how the directed relation becomes undirected; here two clients are
+FedSheafHN (Liang et al., "Personalized Subgraph Federated Learning with Sheaf Collaboration", ECAI 2025), eq. (4).
+The paper uses K nearest neighbors without saying how the directed relation becomes undirected; here two clients are
 joined if either is among the K nearest of the other.
 
 Shape legend: C clients, D embedding channels, E directed edges, B clients of one block of rows.

@@ -1,8 +1,8 @@
 """Ablations of the sheaf diffusion, with its forward signature: graph convolution, graph attention, and nothing.
 
-FedSheafHN (Liang et al., "FedSheafHN: Personalized Federated Learning on Graph-structured Data", 2024), the ablations
-"GCN", "GAT" and "without sheaf". The convolutions are between the same encoder and decoder as in
-:class:`SheafDiffusion`, so that only the operator differs; like the usual stacks they have no skip connections.
+FedSheafHN (Liang et al., "Personalized Subgraph Federated Learning with Sheaf Collaboration", ECAI 2025), the
+ablations of Table 5. The convolutions are between the same encoder and decoder as in :class:`SheafDiffusion`, so that
+only the operator differs; like the usual stacks they have no skip connections.
 
 Shape legend: C clients, D input channels, E edges.
 """

@@ -1,8 +1,8 @@
 """Neural sheaf diffusion on the collaboration graph.
 
-FedSheafHN (Liang et al., "FedSheafHN: Personalized Federated Learning on Graph-structured Data", 2024), eqs. (5) to
-(9), after Bodnar et al., "Neural Sheaf Diffusion", NeurIPS 2022. Departures: the skip connection has a learnable gain
-that starts at the paper's 1, as in Bodnar et al., and D is regularized before it is inverted.
+FedSheafHN (Liang et al., "Personalized Subgraph Federated Learning with Sheaf Collaboration", ECAI 2025), eqs. (5)
+to (9), after Bodnar et al., "Neural Sheaf Diffusion", NeurIPS 2022. Departures: the skip connection has a learnable
+gain that starts at the paper's 1, as in Bodnar et al., and D is regularized before it is inverted.
 
 Shape legend: C clients (nodes), E incident pairs (columns of ``edge_index_2E``), S stalk dimension, H hidden channels,
 D input channels. Column (n, m) stands for node n on the edge e = {n, m} and carries the restriction map F of n in e.
