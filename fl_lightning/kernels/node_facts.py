@@ -9,6 +9,7 @@ Shape legend: M nodes of all graphs of all clients, B components of N nodes each
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import Function
@@ -74,13 +75,13 @@ def components(matrix: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     row, column = coordinates(matrix.cpu())
     is_edge = (row != column) & (matrix.values().cpu() != 0)
     row, column = row[is_edge], column[is_edge]
-    graph = csr_matrix((torch.ones(len(row)).numpy(), (row.numpy(), column.numpy())), shape=tuple(matrix.shape))
+    graph = csr_matrix((np.ones(len(row)), (row.numpy(), column.numpy())), shape=tuple(matrix.shape))
     label_M = torch.from_numpy(connected_components(graph, directed=False)[1]).long()
     label_M = label_M.bincount().argsort(stable=True).argsort()[label_M]  # smaller components come first
     size_L, order_M, order_E = label_M.bincount(), label_M.argsort(stable=True), label_M[row].argsort(stable=True)
     first_L, edges_L = size_L.cumsum(0) - size_L, label_M[row].bincount(minlength=len(size_L))
     place_M = torch.empty_like(order_M)
-    place_M[order_M] = torch.arange(len(order_M)) - first_L.repeat_interleave(size_L)
+    place_M[order_M] = torch.arange(len(order_M), device="cpu") - first_L.repeat_interleave(size_L)
     row, column, end_L = row[order_E], column[order_E], edges_L.cumsum(0)
     for size in sorted(set(size_L.tolist())):
         for label_B in (size_L == size).nonzero().flatten().split(max(1, MOST_NUMBERS // size**2)):
@@ -88,9 +89,9 @@ def components(matrix: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
                 continue
             start, stop = int(end_L[label_B[0]] - edges_L[label_B[0]]), int(end_L[label_B[-1]])
             to_E, from_E = row[start:stop], column[start:stop]
-            edge_BNN = torch.zeros(len(label_B), size, size, dtype=torch.float64)
+            edge_BNN = torch.zeros(len(label_B), size, size, dtype=torch.float64, device="cpu")
             edge_BNN[label_M[to_E] - label_B[0], place_M[to_E], place_M[from_E]] = 1.0
-            yield order_M[first_L[label_B][:, None] + torch.arange(size)], edge_BNN
+            yield order_M[first_L[label_B][:, None] + torch.arange(size, device="cpu")], edge_BNN
 
 
 def walk_returns(matrix: Tensor, num_steps: int) -> Tensor:
@@ -103,7 +104,7 @@ def walk_returns(matrix: Tensor, num_steps: int) -> Tensor:
         tensor([[0., 1., 0.],
                 [0., 1., 0.]], dtype=torch.float64)
     """
-    found_MK = torch.zeros(len(matrix), num_steps, dtype=torch.float64)
+    found_MK = torch.zeros(len(matrix), num_steps, dtype=torch.float64, device="cpu")
     for node_BN, edge_BNN in components(matrix):
         walk_BNN = edge_BNN / edge_BNN.sum(dim=1, keepdim=True).clamp(min=1)
         power_BNN = walk_BNN
@@ -125,7 +126,7 @@ def spectrum(matrix: Tensor) -> Tensor:
     """
     parts = list(components(matrix))
     width = max((node_BN.shape[1] for node_BN, _ in parts), default=1)
-    found_MS = torch.zeros(len(matrix), 1 + 2 * width, dtype=torch.float64)
+    found_MS = torch.zeros(len(matrix), 1 + 2 * width, dtype=torch.float64, device="cpu")
     for node_BN, edge_BNN in parts:
         if not torch.equal(edge_BNN, edge_BNN.mT):
             raise ValueError("a graph has edges that go one way only, so that its Laplacian has no real spectrum")

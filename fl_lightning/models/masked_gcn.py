@@ -31,7 +31,8 @@ def masked(weight: Tensor, mask: Tensor, *, prune_below: float) -> Tensor:
 @functools.cache
 def _next_below(value: float, dtype: torch.dtype) -> float:
     """The largest number of a type below the given one: ``hardshrink`` takes its threshold for small."""
-    return torch.nextafter(torch.tensor(value, dtype=dtype), torch.tensor(0.0, dtype=dtype)).item()
+    given, zero = torch.tensor([value, 0.0], dtype=dtype, device="cpu")
+    return torch.nextafter(given, zero).item()
 
 
 class MaskedGraphConvolution(GraphConvolution):
