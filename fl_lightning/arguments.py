@@ -48,7 +48,7 @@ TRAINER_VERBS = {
     "fit": "Train the federation.",
     "validate": "Evaluate a checkpoint on the validation examples.",
     "test": "Evaluate a checkpoint on the test examples; unseen clients are onboarded first.",
-    "predict": "Predict every example of every training client with a checkpoint; new data: predict RUN --data FILE.",
+    "predict": "Predict every node or example of every training client with a checkpoint.",
     "data": "Describe the clients: sizes, classes, heterogeneity; for graphs also edges, clustering, non-IIDness.",
 }
 
@@ -79,6 +79,7 @@ DESCRIPTION = """Personalized federated learning on graphs.
   fl-train fit  --config fl://quickstart --ckpt_path last   continue a stopped run
   fl-train test --config fl://quickstart                    evaluate its best model
   fl-train data --config fl://quickstart                    look at the clients
+  fl-train predict RUN --data FILE --client NAME            predict new data
   fl-train fit  --config FILE.yaml --profile                where the time goes
   fl-train fit  --config FILE.yaml --print_config           all settings
   fl-train fit  --strategy.help FedSheafHN                  those of one strategy
