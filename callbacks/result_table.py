@@ -8,7 +8,7 @@ from shlex import quote
 from rich import box
 from rich.filesize import decimal
 
-from fl_lightning.counts import rounds_of
+from fl_lightning.counts import count
 from fl_lightning.run import result as run_result
 from fl_lightning.run.callback import Trainer
 from fl_lightning.run.curve import SIGNS
@@ -34,7 +34,7 @@ def result_table(trainer: Trainer, clients: Sequence[Sequence[float]]) -> PlainT
     if trainer.run.interrupted:
         received = trainer.run.interruption.received
         name = "a signal" if received is None else signal.Signals(received).name  # None: another process has it
-        table.caption = f"{name} ended it after {rounds_of(trainer.run.round_idx)}; continue with ckpt_path=last"
+        table.caption = f"{name} ended it after {count(trainer.run.round_idx, 'round')}; continue with ckpt_path=last"
     return table
 
 
@@ -157,7 +157,7 @@ def client_table(trainer: Trainer, clients: Sequence[Sequence[float]], num_rows:
 def evaluation_table(trainer: Trainer, metrics: Mapping[str, float]) -> PlainTable:
     """The metrics of ``validate`` or ``test``."""
     run = trainer.run
-    table = _new_table(f"{type(run.strategy).__name__} after {rounds_of(run.round_idx)}: {run.folder}")
+    table = _new_table(f"{type(run.strategy).__name__} after {count(run.round_idx, 'round')}: {run.folder}")
     table.add_column("metric", style="bold")
     for name in ("mean ± std over clients", "worst", _weighted(trainer)):
         table.add_column(name, justify="right")

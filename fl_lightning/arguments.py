@@ -106,9 +106,14 @@ def printable(text: str) -> str:
     return "".join(map(_escaped, text))
 
 
+def warning_line(message: Warning | str) -> str:
+    """A warning as the program prints it."""
+    return printable(f"fl-train: warning: {message}\n")
+
+
 def warn_in_one_line() -> None:
     """Let warnings of this process be lines of ``fl-train``; after the import of Lightning, which sets its own form."""
-    warnings.formatwarning = lambda message, *_, **__: printable(f"fl-train: warning: {message}\n")
+    warnings.formatwarning = lambda message, *_, **__: warning_line(message)
 
 
 def _escaped(char: str) -> str:

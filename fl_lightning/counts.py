@@ -1,4 +1,4 @@
-"""Checks of whole numbers: no constructor accepts 2.5 or ``True`` for a count.
+"""Whole numbers in words, and checks of them: no constructor accepts 2.5 or ``True`` for a count.
 
 Otherwise a loop of 2.5 rounds would run three, and ``True`` epochs would be one. Base classes of configurable classes
 derive from :class:`Counted`; dataclasses call :func:`check_counts` in ``__post_init__``.
@@ -15,14 +15,14 @@ from typing import Any
 _WHOLE = (int, int | None)
 
 
-def rounds_of(number: int) -> str:
-    """So many rounds.
+def count(value: int, noun: str) -> str:
+    """A number and its noun.
 
     Example:
-        >>> rounds_of(1), rounds_of(12)
-        ('1 round', '12 rounds')
+        >>> count(1, "client"), count(1200, "client")
+        ('1 client', '1,200 clients')
     """
-    return f"{number} round{'s' if number != 1 else ''}"
+    return f"{value:,} {noun}{'' if value == 1 else 's'}"
 
 
 def check_counts(types: Mapping[str, Any], values: Mapping[str, Any], prefix: str) -> None:

@@ -134,8 +134,7 @@ def _cause(message: str, words: Sequence[str]) -> str:
     ):
         return _unknown_option(_option_of(unknown[1], words)[2:] or unknown[1])
     if message == "the following arguments are required: defaults":  # of torch's Optimizer, of which all are kinds
-        example = _EXAMPLES["model.optimizer"]
-        return f"model.optimizer has settings, but no class: give --model.optimizer {example} before them"
+        return _lacks_class("model.optimizer")
     if missing := re.fullmatch(r"the following arguments are required: ([\w., ]+)", message):
         names = [_whole_name(name, words) for name in missing[1].split(", ")]
         known = {"data.source": "--config fl://quickstart", "strategy": "--strategy FedAvg"}
@@ -181,7 +180,7 @@ def _not_accepted(setting: str, words: Sequence[str]) -> str:
     path = _path_of(setting, words)
     holder = path.rpartition(".init_args.")[0]
     if holder and not named(words, holder):
-        return f"{holder} has settings, but no class: give its class_path beside init_args"
+        return _lacks_class(holder, "give its class_path beside init_args")
     return f"{path}: " * (path != setting) + _unknown_setting(setting, words)
 
 
@@ -190,10 +189,15 @@ def _without_class(setting: str, name: str, words: Sequence[str]) -> str:
     given = named(words, setting).rpartition(".")[2]
     name = (name or given).rpartition(".")[2]
     if not given:
-        return f"{setting} has settings, but no class: {_kinds_of(name)}"
+        return _lacks_class(setting, _kinds_of(name))
     if given != name:
         return _beside_init_args(setting, given)
     return f"{setting}: {name} only says what such classes have in common: {_kinds_of(name)}"
+
+
+def _lacks_class(setting: str, advice: str = "") -> str:
+    """Advice to give the class, too; by default one of the examples."""
+    return f"{setting} has settings, but no class: {advice or f'give --{setting} {_EXAMPLES[setting]} before them'}"
 
 
 def _beside_init_args(setting: str, name: str) -> str:
@@ -288,7 +292,7 @@ def _unknown_argument(option: str, words: Sequence[str]) -> str:
     prefix, _, name = option.replace(".init_args.", ".").rpartition(".")
     cls = _class_of(prefix, words)
     if prefix in _EXAMPLES and not named(words, prefix):
-        return f"{prefix} has settings, but no class: give --{prefix} {_EXAMPLES[prefix]} before them"
+        return _lacks_class(prefix)
     if cls is None:
         return f"there is no option --{option}: {_unknown_setting(name)}"
     if former := FORMER_SETTINGS.get(cls.__name__, {}).get(name):

@@ -167,7 +167,7 @@ class SampledGraphCollator(GraphCollator):
         weight_E = super()._weights(graphs, num_entries)
         if not isinstance(graphs[0], SampledGraph):
             return weight_E
-        factor_E = torch.cat([part.factor_E for part in cast("Sequence[SampledGraph]", graphs)]).to(self.exact_dtype)
+        factor_E = _factors(graphs).to(self.exact_dtype)
         factor_E = F.pad(factor_E, (0, num_entries - len(factor_E)), value=1.0)
         return factor_E if weight_E is None else factor_E * weight_E
 
@@ -175,11 +175,10 @@ class SampledGraphCollator(GraphCollator):
         """With how often each edge counts as entries."""
         if not isinstance(graphs[0], SampledGraph):
             return super()._links(graphs, num_nodes)
-        factor_E = torch.cat([part.factor_E for part in cast("Sequence[SampledGraph]", graphs)])
         edges_2E = messages(graphs, num_nodes)
         links = BlockSparse.from_coordinates(
             edges_2E,
-            factor_E.to(self.operator_dtype),
+            _factors(graphs).to(self.operator_dtype),
             (num_nodes, num_nodes),
             len(graphs),
             entries=self._attributes(graphs, edges_2E.shape[1]),
@@ -198,6 +197,11 @@ class SampledGraphCollator(GraphCollator):
         samples = cast("Sequence[SampledGraph]", graphs)
         shape = (fields["node_mask"].shape[1], fields["edge_mask"].shape[1])
         ends = [torch.stack([part.edge_index_2E[1], torch.arange(part.num_edges)]) for part in samples]
-        factor_E = torch.cat([part.factor_E for part in samples]).to(self.operator_dtype)
+        factor_E = _factors(samples).to(self.operator_dtype)
         targets = BlockSparse.from_coordinates(offset(ends, shape), factor_E, shape, len(graphs))
         return {**fields, "edge_targets": targets.to(self.device, self.operator_dtype)}
+
+
+def _factors(graphs: Sequence[ClientGraph]) -> Tensor:
+    """How often each edge of samples counts, one sample after another, (E,)."""
+    return torch.cat([part.factor_E for part in cast("Sequence[SampledGraph]", graphs)])

@@ -14,8 +14,9 @@ import pandas as pd
 from fl_lightning.choice.candidates import CEILING
 from fl_lightning.choice.outcome import Found
 from fl_lightning.choice.verdict import Interval, Standing, Verdict, decide, difference
+from fl_lightning.counts import count
 from fl_lightning.report.figures import Table
-from fl_lightning.report.wording import count, duration, number, signed, size
+from fl_lightning.report.wording import duration, number, signed, size
 from fl_lightning.study.store import is_less_better, metric_reported
 
 

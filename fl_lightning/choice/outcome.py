@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from fl_lightning.choice.halving import Arm, Plan
-from fl_lightning.counts import rounds_of
+from fl_lightning.counts import count
 from fl_lightning.report.wording import number
 from fl_lightning.run.folder import whole_file
 from fl_lightning.study.edge import Point
@@ -30,7 +30,7 @@ class Dropped:
 
     def __str__(self) -> str:
         value = "" if self.value is None else f" at {number(self.value)}"
-        return f"{self.arm}: after {rounds_of(self.rounds)}{value}, {self.why}"
+        return f"{self.arm}: after {count(self.rounds, 'round')}{value}, {self.why}"
 
 
 @dataclass(kw_only=True)

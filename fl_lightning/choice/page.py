@@ -4,12 +4,13 @@ import numpy as np
 
 from fl_lightning.choice.answer import Answer
 from fl_lightning.choice.candidates import CEILING, FLOOR
+from fl_lightning.counts import count
 from fl_lightning.report.axes import draw_rows, new_axes
 from fl_lightning.report.document import Document, Fact, Section
 from fl_lightning.report.figures import Key, Picture, Table
 from fl_lightning.report.pictures import Album
 from fl_lightning.report.theme import as_css, series, stand_in
-from fl_lightning.report.wording import count, duration, number, size
+from fl_lightning.report.wording import duration, number, size
 
 
 class _Finalists(Album):

@@ -23,7 +23,7 @@ from fl_lightning.choice.halving import (
 )
 from fl_lightning.choice.outcome import Dropped, Found, Memory
 from fl_lightning.choice.runs import Known, Runs, tuning_run
-from fl_lightning.counts import rounds_of
+from fl_lightning.counts import count
 from fl_lightning.report.wording import number, size
 from fl_lightning.run.curve import STILL_RISING
 from fl_lightning.study.definition import Study
@@ -184,7 +184,7 @@ class Search:
         self._train([self._tuning(arm, length) for arm in arms], until=max(limit - finals, 0.5 * limit))
         scores = {arm: self._score(arm, length) for arm in arms}
         if not any(math.isfinite(score) for arm, score in scores.items() if arm.method != CEILING):
-            raise WrongChoice(f"no method could be trained for {rounds_of(length)}: {self._why(arms[0], length)}")
+            raise WrongChoice(f"no method could be trained for {count(length, 'round')}: {self._why(arms[0], length)}")
         if index == len(self.rungs) - 2:
             return sorted(scores, key=lambda arm: -scores[arm])
         if len(self.memory.rungs) <= index:
@@ -202,7 +202,7 @@ class Search:
         for arm in arms:
             if arm not in going:
                 self._drop(arm, length, "others were better")
-        self.say(f"after {rounds_of(length)} {len(going)} of {len(arms)} settings go on")
+        self.say(f"after {count(length, 'round')} {len(going)} of {len(arms)} settings go on")
         return going
 
     def _finalists(self, arms: Sequence[Arm]) -> list[Arm]:
@@ -338,7 +338,7 @@ class Search:
         self._learn(run, record)
         what = f"seed {run.seed}" if run.purpose == "report" else run.setting
         came_to = f"failed: {record['error']}" if record["error"] else f"{record['monitor']} {number(record['val'])}"
-        rounds = f" after {rounds_of(record['spent']['num_rounds'])}" if record.get("spent") else ""
+        rounds = f" after {count(record['spent']['num_rounds'], 'round')}" if record.get("spent") else ""
         left = self.meter.text(self.meter.limit - self.meter.taken)
         self.say(f"[{left} left] {run.method}{f' ({what})' if what else ''}: {came_to}{rounds}")
 

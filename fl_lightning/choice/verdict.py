@@ -19,7 +19,7 @@ import numpy as np
 
 from fl_lightning.choice.candidates import CEILING, COMMON, FLOOR
 from fl_lightning.choice.halving import FEWEST_SEEDS
-from fl_lightning.counts import rounds_of
+from fl_lightning.counts import count
 from fl_lightning.report.gaps import half_width
 from fl_lightning.report.wording import number, size
 from fl_lightning.run.curve import STILL_RISING
@@ -247,8 +247,8 @@ def _notes(
     if rising := [each.method for each in compared if each.is_rising]:
         notes.append(
             f"{' and '.join(rising)} {'was' if len(rising) == 1 else 'were'} still rising after "
-            f"{rounds_of(num_rounds)}: this is how it stands so far, and more rounds (--trainer.num_rounds) may change "
-            "it."
+            f"{count(num_rounds, 'round')}: this is how it stands so far, and more rounds (--trainer.num_rounds) may "
+            "change it."
         )
     return notes
 

@@ -133,8 +133,8 @@ class PlainNet(nn.Module):
         try:
             self._stacked = (exchanged(self._net[0], self._head, pools=self.pools),)
             self.takes_stacks = not self.pools and not any(foreign(self._stacked[0]))
-            *without, everything = trial.edge_data()
-            for edges in (*(() if self.takes_stacks else without), everything):
+            *others, fullest = trial.edge_data()
+            for edges in (fullest,) if self.takes_stacks else (*others, fullest):
                 try_on_stack(self, num_features, **edges)
         except NotStackable as error:
             self._stacked, self.takes_stacks, self.why_alone = (), False, str(error)

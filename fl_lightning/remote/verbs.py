@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fl_lightning.arguments import fail
+from fl_lightning.arguments import fail, warning_line
 
 if TYPE_CHECKING:  # importing NVFlare takes seconds, --help should not
     from fl_lightning.remote.submit import Submission
@@ -104,7 +104,7 @@ def follow_to_the_end(
     from fl_lightning.remote.submit import follow
 
     def warn(message: str) -> None:
-        sys.stderr.write(f"fl-train: warning: {message}\n")
+        sys.stderr.write(warning_line(message))
 
     outcome = follow(session, submission, destination, attempts=attempts, watch=watch, warn=warn)
     if outcome.status != "finished":

@@ -13,10 +13,11 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from fl_lightning.counts import count
 from fl_lightning.report.configurations import UNSET, configuration_of, grouped, partition_of, seed_of, total_of
 from fl_lightning.report.folder import Recorded
 from fl_lightning.report.gaps import client_gaps, columns_of, gap, summary
-from fl_lightning.report.wording import count, listed
+from fl_lightning.report.wording import listed
 from fl_lightning.run.curve import AT_EDGE, SIGNS, STILL_RISING, in_words
 
 #: Fewer pairs have no p-value below 0.05.

@@ -6,12 +6,12 @@ from pathlib import Path
 from rich.console import Group
 from rich.text import Text
 
+from fl_lightning.counts import count
 from fl_lightning.report.compared import Compared
 from fl_lightning.report.comparison_page import document
 from fl_lightning.report.comparison_tables import gaps_table, rich_table, settings_table, summary_table
 from fl_lightning.report.configurations import UNSET
 from fl_lightning.report.document import Document
-from fl_lightning.report.wording import count
 from fl_lightning.terminal import PlainTable, plain_text
 
 

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from fl_lightning.counts import count
 from fl_lightning.report.compared import Compared
 from fl_lightning.report.comparison_tables import cell, gaps_table, settings_table, summary_table
 from fl_lightning.report.configurations import UNSET, seed_of
@@ -12,7 +13,7 @@ from fl_lightning.report.figures import Curve, Picture, Table
 from fl_lightning.report.pictures import Album
 from fl_lightning.report.references import levels
 from fl_lightning.report.theme import orders
-from fl_lightning.report.wording import count, size_unit
+from fl_lightning.report.wording import size_unit
 
 _MOST_PAIRS = 6
 

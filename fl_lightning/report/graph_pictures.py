@@ -7,12 +7,12 @@ import networkx as nx
 import numpy as np
 from matplotlib.collections import LineCollection
 
+from fl_lightning.counts import count
 from fl_lightning.report.axes import class_colors, draw_dots, new_axes
 from fl_lightning.report.drawing import Drawing
 from fl_lightning.report.figures import Picture, Values
 from fl_lightning.report.record import ExampleGraph
 from fl_lightning.report.theme import stand_in
-from fl_lightning.report.wording import count
 
 #: Kinds of nodes that have a color of their own; the others share the last one.
 _MOST_KINDS = 8

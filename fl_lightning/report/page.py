@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fl_lightning.counts import count
 from fl_lightning.report.document import Document, Fact
 from fl_lightning.report.folder import Recorded, telling
 from fl_lightning.report.pictures import Album
@@ -21,7 +22,7 @@ from fl_lightning.report.sections import (
     settings,
 )
 from fl_lightning.report.verdict import verdict
-from fl_lightning.report.wording import count, duration, number, size
+from fl_lightning.report.wording import duration, number, size
 from fl_lightning.run.curve import DIVERGED, STILL_RISING
 
 _STATUS = {"finished": "good", "interrupted": "warn", "failed": "bad", "unknown": "warn"}

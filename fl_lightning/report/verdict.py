@@ -2,8 +2,9 @@
 
 import math
 
+from fl_lightning.counts import count
 from fl_lightning.report.folder import Recorded
-from fl_lightning.report.wording import count, listed, number
+from fl_lightning.report.wording import listed, number
 
 _WORDS = {
     "acc": "accuracy",

@@ -72,16 +72,6 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
-def count(value: int, noun: str) -> str:
-    """A number and its noun.
-
-    Example:
-        >>> count(1, "client"), count(1200, "client")
-        ('1 client', '1,200 clients')
-    """
-    return f"{value:,} {noun}{'' if value == 1 else 's'}"
-
-
 def listed(words: Sequence[str]) -> str:
     """Words as a sentence lists them.
 

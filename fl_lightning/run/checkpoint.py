@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fl_lightning.counts import rounds_of
+from fl_lightning.counts import count
 from fl_lightning.data.sketch import are_alike
 from fl_lightning.run.folder import whole_file
 from fl_lightning.saved_tensors import load_saved, write_saved
@@ -124,7 +124,7 @@ def read_last(path: Path) -> tuple[Path, dict[str, Any]]:
         if not sound:
             raise
         result, content = max(sound, key=lambda item: item[1]["round"])
-        warnings.warn(f"{error}; continuing from {result.name}, after {rounds_of(content['round'])}", stacklevel=2)
+        warnings.warn(f"{error}; continuing from {result.name}, after {count(content['round'], 'round')}", stacklevel=2)
         return result, content
 
 

@@ -15,7 +15,7 @@ import torch
 from rich import box
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from fl_lightning.counts import rounds_of
+from fl_lightning.counts import count
 from fl_lightning.run.folder import whole_file
 from fl_lightning.terminal import PlainTable
 
@@ -56,7 +56,7 @@ class RoundClock:
 
     def table(self) -> PlainTable:
         """The rows for a terminal."""
-        table = PlainTable(title=f"Where {rounds_of(self.num_rounds)} went", box=box.SIMPLE, padding=(0, 1, 0, 0))
+        table = PlainTable(title=f"Where {count(self.num_rounds, 'round')} went", box=box.SIMPLE, padding=(0, 1, 0, 0))
         table.add_column("part", style="bold")
         table.add_column("ms a round", justify="right")
         table.add_column("share", justify="right")

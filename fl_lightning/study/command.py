@@ -16,6 +16,7 @@ import pandas as pd
 from rich.console import Console
 
 from fl_lightning.arguments import fail, say
+from fl_lightning.counts import count
 from fl_lightning.extras import require
 from fl_lightning.study.cluster import KINDS, Cluster
 from fl_lightning.study.definition import Study
@@ -23,7 +24,7 @@ from fl_lightning.study.marks import legend, with_signs
 from fl_lightning.study.messages import changed_own_files, changed_sources, damaged, warned
 from fl_lightning.study.pool import Pool
 from fl_lightning.study.progress import Progress
-from fl_lightning.study.runner import Runner, count_of, duration
+from fl_lightning.study.runner import Runner, duration
 from fl_lightning.study.runs import StudyRun
 from fl_lightning.study.schema import WrongStudy
 from fl_lightning.study.single import check, sweep, train_run
@@ -194,7 +195,7 @@ def _run(study: Study, options: argparse.Namespace) -> int:
         say(f"no setting could be chosen for {name}")
     before = f" ({tally.failed_before} failed before: --retry)" if tally.failed_before else ""
     say(
-        f"{count_of(tally.trained)} trained, {len(tally.failed)} failed{before}, {tally.missing} missing: "
+        f"{count(tally.trained, 'run')} trained, {len(tally.failed)} failed{before}, {tally.missing} missing: "
         f"{study.results}"
     )
     has_lost_jobs = cluster is not None and tally.missing and options.minutes is None
@@ -251,7 +252,7 @@ def _status(study: Study, options: argparse.Namespace) -> int:
     left = list(runner.todo())
     seconds = runner.estimate(left) / study.processes
     say(
-        f"{count_of(len(left))} to do"
+        f"{count(len(left), 'run')} to do"
         + (f", about {duration(seconds)} with {study.processes} processes" if seconds else "")
     )
     for sentence in (*changed_sources(progress), *changed_own_files(progress, present), *damaged(study, store)):

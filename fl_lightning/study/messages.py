@@ -4,10 +4,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from fl_lightning.counts import count
 from fl_lightning.run.version import digest_of_sources, own_digest, sources
 from fl_lightning.study.definition import Study
 from fl_lightning.study.progress import Progress
-from fl_lightning.study.runner import count_of
 from fl_lightning.study.runs import StudyRun
 from fl_lightning.study.store import Store
 
@@ -21,7 +21,7 @@ def warned(messages: Iterable[str]) -> Iterator[str]:
     for message in messages:
         groups.setdefault(re.sub(r"\d[\w.,-]*", "", message), []).append(message)
     for same in sorted(groups.values(), key=len, reverse=True)[:_MOST]:
-        yield f"{count_of(len(same))} warned: {same[0]}"
+        yield f"{count(len(same), 'run')} warned: {same[0]}"
 
 
 def changed_sources(progress: Progress) -> Iterator[str]:
@@ -36,10 +36,10 @@ def changed_sources(progress: Progress) -> Iterator[str]:
             older, changed = older + number, changed | differ
     check = f"fl-train study check {progress.study.path} compares one of each method"
     if older:
-        yield f"{count_of(older)} computed before these files changed: {_first(sorted(changed))}; {check}"
+        yield f"{count(older, 'run')} computed before these files changed: {_first(sorted(changed))}; {check}"
     if unknown:
         where = progress.store.sources
-        yield f"{count_of(unknown)} computed by other files of this package, which {where} does not name; {check}"
+        yield f"{count(unknown, 'run')} computed by other files of this package, which {where} does not name; {check}"
 
 
 def changed_own_files(progress: Progress, runs: Iterable[StudyRun]) -> Iterator[str]:
@@ -53,7 +53,7 @@ def changed_own_files(progress: Progress, runs: Iterable[StudyRun]) -> Iterator[
                 stale, changed = stale + 1, changed | differ
     if stale:
         yield (
-            f"{count_of(stale)} stale, computed before these files of your own changed, or were recorded: "
+            f"{count(stale, 'run')} stale, computed before these files of your own changed, or were recorded: "
             f"{_first(sorted(changed))}"
         )
 

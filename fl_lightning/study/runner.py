@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fl_lightning.counts import count
 from fl_lightning.run.version import digest_of_sources, sources
 from fl_lightning.study.definition import Study
 from fl_lightning.study.leases import Leases
@@ -249,7 +250,7 @@ class Runner:
                 refused.setdefault(result["error"], []).append(run)
         if refused:
             summary = [
-                f"{of[0].title}{f' and {count_of(len(of) - 1)} more' if of[1:] else ''}: {why}"
+                f"{of[0].title}{' and ' + count(len(of) - 1, 'run') + ' more' if of[1:] else ''}: {why}"
                 for why, of in refused.items()
             ]
             raise WrongStudy(f"{self.study.path}: {'; '.join(summary)}")
@@ -341,16 +342,6 @@ def duration(seconds: float) -> str:
     if round(seconds) < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if round(seconds / 60) < 120 else f"{seconds / 3600:.1f} h"
-
-
-def count_of(number: int) -> str:
-    """So many runs.
-
-    Example:
-        >>> count_of(1), count_of(12)
-        ('1 run', '12 runs')
-    """
-    return f"{number} run{'' if number == 1 else 's'}"
 
 
 def _any_of(run: StudyRun, method: str, case: str, seed: int) -> StudyRun:

@@ -4,13 +4,14 @@ import math
 
 import numpy as np
 
+from fl_lightning.counts import count
 from fl_lightning.report.document import Section
 from fl_lightning.report.figures import Table
 from fl_lightning.report.folder import Recorded
 from fl_lightning.report.gaps import gap
 from fl_lightning.report.pictures import Album, bars_height
 from fl_lightning.report.theme import orders
-from fl_lightning.report.wording import count, number, signed
+from fl_lightning.report.wording import number, signed
 
 
 def section(run: Recorded, other: Recorded | None, album: Album) -> Section:

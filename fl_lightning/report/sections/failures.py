@@ -2,11 +2,12 @@
 
 import numpy as np
 
+from fl_lightning.counts import count
 from fl_lightning.report.document import Section
 from fl_lightning.report.figures import Curve, Picture, Table
 from fl_lightning.report.folder import Recorded
 from fl_lightning.report.pictures import Album
-from fl_lightning.report.wording import count, number
+from fl_lightning.report.wording import number
 
 
 def section(run: Recorded, album: Album) -> Section | None:

@@ -4,11 +4,12 @@ import math
 
 import numpy as np
 
+from fl_lightning.counts import count
 from fl_lightning.report.document import Section
 from fl_lightning.report.figures import Curve, Values
 from fl_lightning.report.pictures import Album
 from fl_lightning.report.record import BestRound
-from fl_lightning.report.wording import count, number
+from fl_lightning.report.wording import number
 
 #: Intervals of the distribution, and points of the ROC curve.
 _INTERVALS, _POINTS = 20, 101

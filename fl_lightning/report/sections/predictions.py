@@ -5,6 +5,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_lightning.counts import count
 from fl_lightning.report.document import Section
 from fl_lightning.report.figures import Picture, Table, Values
 from fl_lightning.report.folder import Recorded
@@ -12,7 +13,7 @@ from fl_lightning.report.matrix_pictures import HEIGHT, MOST_RUNS
 from fl_lightning.report.pictures import Album
 from fl_lightning.report.record import BestRound, RunRecord
 from fl_lightning.report.sections import links
-from fl_lightning.report.wording import count, number
+from fl_lightning.report.wording import number
 
 #: Clients whose own classes are drawn.
 _MOST_OWN = 12
