@@ -5,6 +5,7 @@ Shape legend: G graphs, N nodes and E edges of all of them, F features.
 
 import copy
 import dataclasses
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -183,6 +184,7 @@ def prepared_graphs(
     num_nodes_G = torch.tensor([int(graph.num_nodes or 0) for graph in graphs])
     highest: int | None = None
     if "x" not in graphs[0]:
+        _warn_of_unread(graphs[0], title)
         degrees = _degrees(graphs, num_nodes_G, preparation.undirected, max_degree)
         graphs = [Data(**{**graph.to_dict(), "x": x}) for graph, x in zip(graphs, degrees, strict=True)]
         highest = degrees[0].shape[1] - 1
@@ -195,6 +197,16 @@ def prepared_graphs(
     y = torch.stack([torch.as_tensor(graph.y).reshape(-1) for graph in graphs])
     rest = dataclasses.replace(loaded, graphs=(), kind=loaded.kind or _kind(graphs, title))
     return PreparedGraphs(union=union, num_nodes_G=num_nodes_G, y=y, loaded=rest, max_degree=highest)
+
+
+def _warn_of_unread(graph: Data, title: str) -> None:
+    """Say that graphs without features have something else for their nodes, which is not used."""
+    if unread := [key for key in ("z", "pos") if graph.get(key) is not None]:
+        warnings.warn(
+            f"{title}: the graphs have no x, so each node's features are its degree, one-hot, and "
+            f"{' and '.join(unread)} are not used; what nets should see goes into x: `data.x = data.{unread[-1]}`",
+            stacklevel=2,
+        )
 
 
 def _kind(graphs: Sequence[Data], title: str) -> str | None:

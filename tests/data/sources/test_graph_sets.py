@@ -244,6 +244,13 @@ def test_a_degree_is_the_same_feature_for_all_clients(tmp_path: Path) -> None:
     assert (bounded.num_features, bounded.clients[1].union.x_NF[0].argmax()) == (4, 3)
 
 
+def test_positions_that_are_not_read_are_told(tmp_path: Path) -> None:
+    atoms = [path_of(3, index % 2, bare=True, z=torch.arange(3), pos=torch.rand(3, 3)) for index in range(12)]
+    with pytest.warns(UserWarning, match=r"features are its degree, one-hot, and z and pos are not used; .*data\.pos"):
+        data = module(InMemoryGraphSet(atoms), tmp_path, RandomPartitioner(2))
+    assert data.num_features == 3
+
+
 def test_missing_labels_and_numbers_are_gaps(tmp_path: Path) -> None:
     one = [path_of(3, [index + 0.5]) for index in range(10)]
     two = [path_of(3, [index + 0.5, 1.5]) for index in range(10)]
