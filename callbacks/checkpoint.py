@@ -10,10 +10,10 @@ from typing import Any
 from torch import Tensor
 
 from fl_lightning.executors.storage import Allocate
+from fl_lightning.files import free_bytes, whole_file, writing
 from fl_lightning.run import checkpoint
 from fl_lightning.run.assembly import Run
 from fl_lightning.run.callback import Callback, Trainer
-from fl_lightning.run.folder import free_bytes, whole_file, writing
 
 
 class FederatedCheckpoint(Callback):

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fl_lightning.files import whole_file
 from fl_lightning.run.callback import Trainer
-from fl_lightning.run.folder import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,12 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fl_lightning.files import whole_file
 from fl_lightning.kernels.randomness import generator
 from fl_lightning.relations.similarity import cosine_similarity
 from fl_lightning.round.payload import Payload, flatten
 from fl_lightning.round.stage import ClientOutput, Stage
 from fl_lightning.run.callback import Callback, Trainer
-from fl_lightning.run.folder import whole_file
 from fl_lightning.run.processes import gather
 from fl_lightning.strategies.client_outputs import FunctionalEmbedding, graph_embedding, proxy_graph
 

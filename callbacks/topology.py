@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fl_lightning.files import whole_file
 from fl_lightning.run.callback import Callback, Trainer
-from fl_lightning.run.folder import whole_file
 from fl_lightning.strategies import Strategy
 
 from .pictures import publish

@@ -14,6 +14,7 @@ from fl_lightning.counts import Counted
 from fl_lightning.data import FederatedDataModule, PartitionTable
 from fl_lightning.data.settings import user_path
 from fl_lightning.executors import Executor, StackedExecutor
+from fl_lightning.files import writing
 from fl_lightning.renamed import renamed
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.participation import Participation
@@ -22,7 +23,7 @@ from fl_lightning.run import loggers, overview, settings, state, unseen
 from fl_lightning.run.assembly import Run, assemble, prepare_data, start_clients
 from fl_lightning.run.callback import Callback, Hooks, check_hooks
 from fl_lightning.run.choice import open_folder, read_checkpoint
-from fl_lightning.run.folder import find_checkpoint, writing
+from fl_lightning.run.folder import find_checkpoint
 from fl_lightning.run.lock import locked
 from fl_lightning.run.loggers import AnyLogger
 from fl_lightning.run.metrics import Metrics

@@ -21,6 +21,7 @@ LAYERS = (
         "deferred",
         "direction",
         "extras",
+        "files",
         "kernels",
         "kit_guard",
         "memory",

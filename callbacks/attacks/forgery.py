@@ -16,13 +16,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from fl_lightning.files import whole_file
 from fl_lightning.kernels.randomness import generator
 from fl_lightning.renamed import refuse_former_names
 from fl_lightning.round.metrics import summarize
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Stage
 from fl_lightning.run.callback import Callback, Trainer
-from fl_lightning.run.folder import whole_file
 
 
 class Attack(Callback):

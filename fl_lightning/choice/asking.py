@@ -12,7 +12,7 @@ from fl_lightning.choice.page import document
 from fl_lightning.choice.preparation import Asked, Prepared, prepare
 from fl_lightning.choice.runs import Known, Runs
 from fl_lightning.choice.search import Search
-from fl_lightning.run.folder import whole_file
+from fl_lightning.files import whole_file
 from fl_lightning.run.version import digest_of_sources, sources
 from fl_lightning.study.pool import Pool
 from fl_lightning.study.runs import digest_of, make_run

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from fl_lightning.choice.halving import Arm, Plan
 from fl_lightning.counts import count
+from fl_lightning.files import whole_file
 from fl_lightning.report.wording import number
-from fl_lightning.run.folder import whole_file
 from fl_lightning.study.edge import Point
 from fl_lightning.study.store import Record
 

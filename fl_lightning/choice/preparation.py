@@ -11,9 +11,9 @@ from fl_lightning.callbacks import defaults_beside
 from fl_lightning.choice.budget import amount_of
 from fl_lightning.choice.candidates import CASE, Candidate, WrongChoice, candidates
 from fl_lightning.data import FederatedDataModule
+from fl_lightning.files import whole_file
 from fl_lightning.round.client import ClientModule
 from fl_lightning.run.description import Description
-from fl_lightning.run.folder import whole_file
 from fl_lightning.run.own_code import digest_of_files, own_files, own_names
 from fl_lightning.strategies import Strategy
 from fl_lightning.study.definition import Study

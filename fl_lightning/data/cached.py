@@ -1,7 +1,5 @@
 """Files of the cache: written in one step, read if they are whole."""
 
-import os
-import uuid
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,6 +7,7 @@ from typing import Any, TypeVar
 
 from fl_lightning.data.sources.array_file import one_line
 from fl_lightning.data.sources.folders import unwritable_cache_message
+from fl_lightning.files import durable_file
 from fl_lightning.saved_tensors import load_saved, write_saved
 
 Content = TypeVar("Content")
@@ -21,19 +20,10 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
         ValueError: The cache folder cannot be written.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.stem}{uuid.uuid4().hex}.tmp")  # others may read it, as the umask has it
-        with partial.open("xb") as file:
-            try:
-                write_saved(dict(state), file)
-                file.flush()
-                os.fsync(file.fileno())
-                os.replace(partial, path)
-            except BaseException:
-                os.unlink(partial)
-                raise
+        with durable_file(path) as file:
+            write_saved(dict(state), file)
     except OSError as error:
-        raise ValueError(unwritable_cache_message(path.parent, error)) from error
+        raise ValueError(unwritable_cache_message(path.parent, error.__cause__ or error)) from error
 
 
 def load(path: Path, what: str, check: Callable[[Any], Content]) -> Content | None:

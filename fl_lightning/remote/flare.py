@@ -34,6 +34,7 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
+from fl_lightning.files import secret_file
 from fl_lightning.kit_guard import is_closed
 from fl_lightning.remote.channel import read_response
 from fl_lightning.remote.federation import federate
@@ -53,7 +54,6 @@ from fl_lightning.remote.names import check_run_name
 from fl_lightning.remote.policy import Refused
 from fl_lightning.remote.schema import LONGEST_REASON
 from fl_lightning.remote.site import Site
-from fl_lightning.run.folder import secret_file
 
 _log = logging.getLogger(__name__)
 

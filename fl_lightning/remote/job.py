@@ -34,6 +34,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from fl_lightning.cli import FederatedCLI
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.settings import check_count
+from fl_lightning.files import whole_file
 from fl_lightning.relations.topology import Topology
 from fl_lightning.remote.identity import Identity
 from fl_lightning.remote.job_schema import Job
@@ -42,7 +43,6 @@ from fl_lightning.remote.registry import Registry
 from fl_lightning.remote.schema import MOST_OUTPUTS
 from fl_lightning.remote.site import Site
 from fl_lightning.round.client import ClientModule
-from fl_lightning.run.folder import whole_file
 from fl_lightning.strategies import Strategy
 from fl_lightning.trainer import FederatedTrainer
 from fl_lightning.yaml_input import dump_yaml, read_yaml

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fl_lightning.files import writing
 from fl_lightning.remote.flare import OUTCOME_FILE, RUN_ID_FILE, copy_files
 from fl_lightning.remote.job_schema import MAX_BYTES
 from fl_lightning.remote.names import check_run_name
@@ -31,7 +32,7 @@ from fl_lightning.remote.schema import (
     text,
     whole,
 )
-from fl_lightning.run.folder import new_run_folder, writing
+from fl_lightning.run.folder import new_run_folder
 
 
 @dataclass(frozen=True, kw_only=True)

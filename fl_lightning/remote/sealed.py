@@ -8,7 +8,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from fl_lightning.run.folder import damaged_secret, private_folder, secret_file, whole_file
+from fl_lightning.files import damaged_secret, durable_file, private_folder, secret_file
 
 _log = logging.getLogger(__name__)
 _DIGITS = 64
@@ -68,15 +68,8 @@ def write_durably(path: Path, content: bytes) -> None:
     Raises:
         CannotWrite: The disk is full, the folder read-only, ...
     """
-    with whole_file(path, len(content), secret=True) as temporary, temporary.open("wb") as file:
+    with durable_file(path, len(content), secret=True) as file:
         file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def account_key(folder: Path) -> bytes:

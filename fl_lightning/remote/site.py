@@ -27,6 +27,7 @@ from torch import Tensor
 from fl_lightning.batches.client_data import ClientData
 from fl_lightning.executors import StageRequest
 from fl_lightning.federation import UserNames
+from fl_lightning.files import private_folder
 from fl_lightning.remote.digests import card_of, digest_of, digest_of_facts
 from fl_lightning.remote.evaluations import allowed_evaluation
 from fl_lightning.remote.guard import Guard
@@ -55,7 +56,6 @@ from fl_lightning.remote.states import StateStore
 from fl_lightning.remote.sum_member import SumMember
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.stage import StageAddress
-from fl_lightning.run.folder import private_folder
 from fl_lightning.run.predictions import Predicted, write_predictions
 from fl_lightning.strategies import Strategy
 from fl_lightning.tasks import Drawing

@@ -4,8 +4,8 @@ import hashlib
 import os
 from pathlib import Path
 
+from fl_lightning.files import private_folder, secret_file, whole_file
 from fl_lightning.remote.message import Message
-from fl_lightning.run.folder import private_folder, secret_file, whole_file
 
 
 class StateStore:

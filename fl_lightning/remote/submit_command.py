@@ -28,8 +28,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _submit(options: argparse.Namespace, rest: list[str]) -> int:
+    from fl_lightning.files import whole_file
     from fl_lightning.remote.submit import connected_sites, session_of
-    from fl_lightning.run.folder import whole_file
 
     if options.write_job:
         check_output("--write_job", options.write_job, (value for _, value in given_in(rest)))

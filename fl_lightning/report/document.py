@@ -8,9 +8,9 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from fl_lightning.files import whole_file
 from fl_lightning.report.figures import Picture, Table
 from fl_lightning.report.theme import variables
-from fl_lightning.run.folder import whole_file
 
 
 @dataclass(frozen=True, kw_only=True)

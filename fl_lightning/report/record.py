@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_lightning.run.folder import whole_file
+from fl_lightning.files import whole_file
 
 FILE_NAME = "report.json"
 #: Of the file's layout; raised with every change that older files do not have.

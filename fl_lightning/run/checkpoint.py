@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import random
 import warnings
 import zlib
@@ -15,7 +14,7 @@ import torch
 
 from fl_lightning.counts import count
 from fl_lightning.data.sketch import are_alike
-from fl_lightning.run.folder import whole_file
+from fl_lightning.files import durable_file
 from fl_lightning.saved_tensors import load_saved, write_saved
 
 #: Version of the file's layout; increased with every incompatible change.
@@ -46,15 +45,8 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
     Raises:
         CannotWrite: The disk is full, the folder read-only, ...
     """
-    with whole_file(path, num_bytes(content)) as temporary, temporary.open("wb") as file:
+    with durable_file(path, num_bytes(content)) as file:
         file.write(_trailer(write_saved(dict(content), file)))
-        file.flush()
-        os.fsync(file.fileno())
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def num_bytes(content: Any) -> int:

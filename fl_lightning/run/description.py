@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from fl_lightning.files import whole_file
 from fl_lightning.run.assembly import Run
-from fl_lightning.run.folder import whole_file
 from fl_lightning.yaml_input import dump_yaml, parse_yaml
 
 _PLAIN = (bool, int, float, str)

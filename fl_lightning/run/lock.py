@@ -12,7 +12,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from lightning.fabric import Fabric
 
-from fl_lightning.run.folder import writing
+from fl_lightning.files import writing
 
 
 class RunLock:

@@ -21,7 +21,7 @@ from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 
-from fl_lightning.run.folder import whole_file, writing
+from fl_lightning.files import whole_file, writing
 
 
 class RoundTable:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fl_lightning.batches.client_data import ClientData
 from fl_lightning.federation import UserNames
-from fl_lightning.run.folder import whole_file
+from fl_lightning.files import whole_file
 from fl_lightning.tasks import Task
 
 

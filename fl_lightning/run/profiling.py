@@ -16,7 +16,7 @@ from rich import box
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from fl_lightning.counts import count
-from fl_lightning.run.folder import whole_file
+from fl_lightning.files import whole_file
 from fl_lightning.terminal import PlainTable
 
 #: The parts of a round, in the order of the table.

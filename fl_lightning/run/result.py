@@ -5,10 +5,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from fl_lightning.files import whole_file
 from fl_lightning.round.inspection import ServerDiverged
 from fl_lightning.run.assembly import Run
 from fl_lightning.run.curve import DIVERGED, NUM_OVERFLOWS, Curve, Marks, marks_of
-from fl_lightning.run.folder import whole_file
 from fl_lightning.run.state import versions
 
 _WAYS = ("up", "down", "peer")

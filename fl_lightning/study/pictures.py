@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
+from fl_lightning.files import whole_file
 from fl_lightning.report.gaps import half_width
 from fl_lightning.report.theme import COLORS, NUM_SERIES, dash, orders
-from fl_lightning.run.folder import whole_file
 from fl_lightning.study.column import scale_in, unit_of
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.schema import Picture

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from fl_lightning.files import whole_file
 from fl_lightning.run.curve import STILL_RISING
-from fl_lightning.run.folder import whole_file
 from fl_lightning.study import statistics
 from fl_lightning.study.column import counts_errors, scale_in, scale_of
 from fl_lightning.study.definition import Study

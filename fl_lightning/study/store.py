@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fl_lightning.direction import direction_of, metric_of
-from fl_lightning.run.folder import whole_file, writing
+from fl_lightning.files import whole_file, writing
 from fl_lightning.run.own_code import digest_of_files
 from fl_lightning.study.runs import StudyRun
 

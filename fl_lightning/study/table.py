@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fl_lightning.files import whole_file
 from fl_lightning.run.curve import AT_EDGE
-from fl_lightning.run.folder import whole_file
 from fl_lightning.study.column import counts_errors, scale_in
 from fl_lightning.study.definition import Study
 from fl_lightning.study.marks import COLUMNS, columns_of

@@ -23,12 +23,12 @@ import torch
 from fl_lightning.callbacks import CommunicationLedger, EarlyStopping
 from fl_lightning.callbacks.attacks.forgery import malicious_clients
 from fl_lightning.cli import FederatedCLI
+from fl_lightning.files import CannotWrite
 from fl_lightning.round.metrics import client_values
 from fl_lightning.run import checkpoint
 from fl_lightning.run.allocator import keep_freed_memory
 from fl_lightning.run.callback import Callback, Trainer
 from fl_lightning.run.curve import Curve, reached
-from fl_lightning.run.folder import CannotWrite
 from fl_lightning.run.result import summary
 from fl_lightning.study.definition import TOTAL_BYTES
 from fl_lightning.trainer import FederatedTrainer

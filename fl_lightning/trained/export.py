@@ -11,9 +11,9 @@ import numpy as np
 from torch import Tensor, nn
 
 from fl_lightning.extras import require
+from fl_lightning.files import whole_file
 from fl_lightning.models.plain import PyGNet, name_of
 from fl_lightning.models.pretrained import is_pretrained
-from fl_lightning.run.folder import whole_file
 from fl_lightning.saved_tensors import write_saved
 from fl_lightning.trained.loading import LoadedRun
 from fl_lightning.trained.models import BatchModel

@@ -234,11 +234,10 @@ def test_a_full_disk_is_what_a_cache_that_cannot_be_written_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``torch.save`` has an error of its own in place of it."""
-    monkeypatch.setattr("os.unlink", lambda path: None)
     opened = Path.open
     with Path("/dev/full").open("wb", buffering=0) as full:
         monkeypatch.setattr(
-            "pathlib.Path.open", lambda path, *mode, **more: full if "xb" in mode else opened(path, *mode, **more)
+            "pathlib.Path.open", lambda path, *mode, **more: full if "wb" in mode else opened(path, *mode, **more)
         )
         with pytest.raises(ValueError, match=r"cache_dir=.* cannot be written \(.*No space left on device"):
             module(tmp_path).setup()

@@ -12,10 +12,10 @@ import torch
 from sites import OPEN, make_sites
 from wrong_messages import raw
 
+from fl_lightning.files import secret_file, whole_file
 from fl_lightning.remote import LoopbackChannel, Message, Refused, federate
 from fl_lightning.remote.ledger import SumLedger
 from fl_lightning.remote.sealed import account_key
-from fl_lightning.run.folder import secret_file, whole_file
 from fl_lightning.strategies import FedAvg
 
 SECURE = ("sums.sqlite", "account_key")

@@ -12,7 +12,6 @@ import pytest
 
 from fl_lightning.callbacks import FederatedCheckpoint
 from fl_lightning.run import folder, lock
-from fl_lightning.run.folder import secret_file, whole_file
 from fl_lightning.run.lock import RunLock
 from fl_lightning.strategies import FedAvg
 
@@ -122,38 +121,6 @@ def test_a_mistake_leaves_no_folder(federation, make_model, make_trainer, tmp_pa
     with pytest.raises(ValueError, match=r"trainer\.monitor"):
         make_trainer(monitor="val/f1").fit(make_model(), federation, FedAvg())
     assert not list(tmp_path.glob("federation/*"))
-
-
-def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "a.txt"
-    with whole_file(path) as temporary:
-        temporary.write_text("first")
-        assert not path.exists()
-
-    def write_half() -> None:
-        with whole_file(path) as temporary:
-            temporary.write_text("sec")
-            raise OSError("the disk is full")
-
-    with pytest.raises(OSError, match="full"):
-        write_half()
-    assert path.read_text() == "first"
-    assert list(path.parent.iterdir()) == [path]
-
-
-def test_a_secret_is_made_once_and_whole(tmp_path) -> None:
-    path = tmp_path / "site" / "key"
-
-    def interrupted() -> bytes:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        secret_file(path, interrupted)
-    assert not path.exists()
-
-    assert secret_file(path, lambda: b"first") == b"first"
-    assert secret_file(path, lambda: b"second") == b"first"
-    assert path.stat().st_mode & 0o077 == 0
 
 
 def test_a_folder_of_ones_own(make_trainer: Any, make_model: Any, federation: Any, tmp_path: Path, monkeypatch) -> None:

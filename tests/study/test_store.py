@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_lightning.run.folder import CannotWrite
+from fl_lightning.files import CannotWrite
 from fl_lightning.study import store as store_module
 from fl_lightning.study.store import Store, _sealed
 
