@@ -197,7 +197,8 @@ class FederatedCLI(LightningCLI):
         self._add_arguments(parser)
         parser.set_defaults({"strategy": "FedAvg"})  # nothing is trained
         parser.add_argument("--csv", type=str | None, help="File to which the table is written.")
-        parser.add_argument("--picture", type=str | None, help="PNG file for a plot of each client's labels.")
+        drawn = "PNG file for a plot of each client's labels, numbers or links."
+        parser.add_argument("--picture", type=str | None, help=drawn)
         self._subcommand_method_arguments[subcommand] = ["csv", "picture"]
         return parser
 

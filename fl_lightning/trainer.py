@@ -276,7 +276,7 @@ class FederatedTrainer(Counted):
         Args:
             data: The clients' data.
             csv: File to which the table is written.
-            picture: PNG file for a plot of each client's label distribution.
+            picture: PNG file for a plot of each client's labels, numbers or links.
         """
         data.setup()
         table = data.statistics()

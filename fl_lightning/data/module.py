@@ -18,6 +18,7 @@ from fl_lightning.data.allocation import Allocation, Asked
 from fl_lightning.data.heterogeneity.base import Heterogeneity, check_heterogeneity, with_heterogeneity
 from fl_lightning.data.mapped import with_mapped_inputs
 from fl_lightning.data.partition.partitioners import Partitioner
+from fl_lightning.data.partition.spreads import target_spreads
 from fl_lightning.data.partition.table import PartitionTable
 from fl_lightning.data.settings import check_count, check_flag, check_folder, check_seed
 from fl_lightning.data.sketch import sketch
@@ -387,4 +388,5 @@ class FederatedDataModule(LightningDataModule, Counted):
             non_iidness: Whether to measure that too, which takes seconds on graphs with wide features.
         """
         table = self.source.describe(self.allocation, seed=self.seed, non_iidness=non_iidness)
-        return dataclasses.replace(table, simulated=self.allocation.simulated)
+        spreads = table.spreads or target_spreads(self.allocation.clients, self.allocation.task)
+        return dataclasses.replace(table, spreads=spreads, simulated=self.allocation.simulated)

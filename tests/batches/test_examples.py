@@ -374,8 +374,12 @@ def test_statistics_of_examples(tmp_path) -> None:
     assert (tmp_path / "clients.csv").read_text().startswith("client,num_examples,num_classes,num_train")
     regression = FederatedDataModule(Clouds(regression=True))
     regression.setup()
-    with pytest.raises(ValueError, match="no labels to draw"):
-        regression.statistics().plot_labels(tmp_path / "no.png")
+    table = regression.statistics()
+    assert [low for low, *_ in table.spreads["target of each example"]] == [
+        pytest.approx(float(client.y_N.min())) for client in regression.clients
+    ]
+    table.plot_labels(tmp_path / "numbers.svg")
+    assert "target of each example" in (tmp_path / "numbers.svg").read_text()
 
 
 def test_records_are_plain() -> None:

@@ -3,7 +3,7 @@
 Shape legend: G graphs of a client.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.batches.graph_sets import ClientGraphs
-
-#: Least, quartiles and greatest of a client's values.
-FIVE_NUMBERS = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0], dtype=torch.float64)
+from fl_lightning.data.partition.spreads import Spreads, known, spreads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,26 +85,21 @@ def rows_of(
         if not numbers:
             rows.append(GraphClassStatistics(num_classes=count, **values) if count else GraphSetStatistics(**values))
             continue
-        known = client.y_N[~client.y_N.isnan()].double()
-        targets: dict[str, Any] = {"mean_target": float(known.mean()), "std_target": float(known.std(correction=0))}
+        known_y = known(client.y_N).double()
+        targets: dict[str, Any] = {"mean_target": float(known_y.mean()), "std_target": float(known_y.std(correction=0))}
         rows.append(GraphNumberStatistics(**values, **targets))
     return tuple(rows)
 
 
-def spreads_of(clients: Sequence[ClientGraphs], *, numbers: bool) -> Mapping[str, tuple[tuple[float, ...], ...]]:
-    """Five numbers of each client's nodes, degrees and targets: least, quartiles, greatest; by what they are of."""
+def graph_spreads(clients: Sequence[ClientGraphs], *, numbers: bool) -> Spreads:
+    """How nodes, degrees and targets that are numbers are spread over each client's graphs."""
     values = {
         "nodes of a graph": [client.num_nodes_G for client in clients],
         "mean degree of a graph": [_degrees(client) for client in clients],
     }
     if numbers:
-        values["target of a graph"] = [client.y_N[~client.y_N.isnan()] for client in clients]
-    return {name: tuple(map(_five_numbers, each)) for name, each in values.items()}
-
-
-def _five_numbers(values: Tensor) -> tuple[float, ...]:
-    """The five numbers; nan if there are no values."""
-    return tuple(values.double().quantile(FIVE_NUMBERS).tolist()) if len(values) else (float("nan"),) * 5
+        values["target of a graph"] = [known(client.y_N) for client in clients]
+    return spreads(values)
 
 
 def _degrees(client: ClientGraphs) -> Tensor:

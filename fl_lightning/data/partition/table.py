@@ -2,7 +2,7 @@
 
 import csv
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
 from statistics import fmean
@@ -17,7 +17,7 @@ from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.batches.graph_sets import ClientGraphs
 from fl_lightning.batches.pairs import ClientPairs
 from fl_lightning.data.adjacency import adjacency_matrix, clustering_coefficient
-from fl_lightning.data.partition.graph_statistics import GraphSetStatistics, rows_of, spreads_of
+from fl_lightning.data.partition.graph_statistics import GraphSetStatistics, graph_spreads, rows_of
 from fl_lightning.data.partition.heterogeneity import (
     label_divergence,
     label_heterogeneity,
@@ -26,6 +26,7 @@ from fl_lightning.data.partition.heterogeneity import (
 )
 from fl_lightning.data.partition.link_statistics import LinkStatistics, link_rows
 from fl_lightning.data.partition.pictures import clients_down, draw_labels, draw_spread
+from fl_lightning.data.partition.spreads import Spreads, link_spreads
 from fl_lightning.data.preparation import Dropped
 from fl_lightning.terminal import PlainTable
 
@@ -91,8 +92,8 @@ class PartitionTable:
         non_iidness: Mean label divergence from the pooled prior plus mean squared MMD of neighborhoods (FedAux); nan
             without graphs, or where it was not measured.
         class_names: What the classes are called; empty for their numbers.
-        spreads: Of clients that hold many graphs, for each client the least, the quartiles and the greatest of its
-            graphs' nodes, mean degrees and targets that are numbers, by what they are of; else empty.
+        spreads: For each client the least, the quartiles and the greatest of what its examples have, by what that is:
+            targets that are numbers, labels, links, and of many graphs nodes and mean degrees; empty for classes alone.
         simulated: What ``data.heterogeneity`` has changed, and the names of the clients that it chose.
     """
 
@@ -107,7 +108,7 @@ class PartitionTable:
     non_iidness: float = float("nan")
     dropped: Dropped = field(default_factory=Dropped)
     class_names: tuple[str, ...] = ()
-    spreads: Mapping[str, tuple[tuple[float, ...], ...]] = field(default_factory=dict)
+    spreads: Spreads = field(default_factory=dict)
     simulated: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @classmethod
@@ -211,15 +212,15 @@ class PartitionTable:
         of_examples = cls.from_examples(clients, num_classes=num_classes, class_names=class_names)
         counts = [sum(map(bool, count_K)) for count_K in of_examples.label_counts] or [0] * len(clients)
         rows = rows_of(clients, counts, numbers=numbers)
-        return replace(of_examples, rows=rows, spreads=spreads_of(clients, numbers=numbers))
+        return replace(of_examples, rows=rows, spreads=graph_spreads(clients, numbers=numbers))
 
     @classmethod
     def from_links(
         cls, clients: Sequence[ClientPairs], *, edges_lost: Sequence[int], dropped: Dropped
     ) -> "PartitionTable":
         """Count the links of clients, and the pairs that they are compared with."""
-        rows = link_rows(clients, edges_lost)
-        return cls(rows=rows, label_counts=(), heterogeneity=float("nan"), dropped=dropped)
+        rows, spreads = link_rows(clients, edges_lost), link_spreads(clients)
+        return cls(rows=rows, label_counts=(), heterogeneity=float("nan"), dropped=dropped, spreads=spreads)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -282,13 +283,10 @@ class PartitionTable:
         return self.rich_table()._repr_mimebundle_((), ())
 
     def plot_labels(self, path: str | Path) -> None:
-        """Draw how many examples of each class every client holds, and how its graphs are spread; save the picture.
+        """Draw how many examples of each class a client has, or how its numbers, labels, links and graphs are spread.
 
         Args:
             path: Its ending sets the format, e.g. ``labels.png`` or ``labels.pdf``.
-
-        Raises:
-            ValueError: There is neither: numbers or links are learned, and clients do not hold many graphs.
         """
         import matplotlib
 
@@ -298,8 +296,6 @@ class PartitionTable:
     def _plot_labels(self, path: str | Path) -> None:
         from matplotlib.figure import Figure
 
-        if not self.label_counts and not self.spreads:
-            raise ValueError("there are no labels to draw: what is learned are numbers or links (leave --picture out)")
         num_classes = len(self.label_counts[0]) if self.label_counts else 0
         names = [str(k) if k >= len(self.class_names) else printable(self.class_names[k]) for k in range(num_classes)]
         clients = [printable(row.client) for row in self.rows]

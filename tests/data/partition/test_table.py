@@ -11,6 +11,7 @@ import pytest
 import torch
 from rich.console import Console
 from scipy.spatial.distance import jensenshannon
+from task_data import node_data
 from torch_geometric.data import Data
 
 from fl_lightning.data import (
@@ -285,3 +286,15 @@ def test_neighborhoods_are_those_that_send_messages():
 
     assert _neighborhood_means(client(from_hub), 4, 0, 0).flatten().tolist() == [3, 1.5, 1.5, 1.5]
     assert _neighborhood_means(client(to_hub), 4, 0, 0).flatten().tolist() == [0.75, 0, 0, 0]
+
+
+def test_targets_that_are_no_classes_are_spread(tmp_path: Path):
+    numbers, labels = node_data("numbers", tmp_path), node_data("labels", tmp_path)
+    known = [client.y_N[~client.y_N.isnan()] for client in numbers.clients]
+    middle = [float(values.double().quantile(0.5)) for values in known]
+    table = numbers.statistics()
+    assert [median for _, _, median, _, _ in table.spreads["target of each node"]] == pytest.approx(middle)
+    most = [float((client.y_N == 1).sum(dim=1).max()) for client in labels.clients]
+    assert [greatest for *_, greatest in labels.statistics().spreads["labels of each node"]] == most
+    table.plot_labels(tmp_path / "numbers.svg")
+    assert "target of each node" in (tmp_path / "numbers.svg").read_text()

@@ -64,6 +64,9 @@ def test_shares_and_pools(tmp_path) -> None:
     assert table.columns[:3] == ("client", "num_nodes", "num_edges")
     assert [row.num_test_pool for row in table.rows] == [60] * 3
     assert [row.num_edges for row in table.rows] == [2 * int(each.sum()) for each in linked]
+    pairs = [client.pair_P2[each].flatten() for client, each in zip(data.clients, linked, strict=True)]
+    most = [int(ends.bincount().max()) for ends in pairs]
+    assert [greatest for *_, greatest in table.spreads["links of each node"]] == most
 
 
 def test_the_table_fits_into_80_columns(tmp_path) -> None:
