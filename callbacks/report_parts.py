@@ -3,7 +3,6 @@
 Shape legend: C clients, P sampled points.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,7 +35,7 @@ def describe(trainer: Trainer) -> RunRecord:
         table = run.datamodule.statistics(non_iidness=False)
         partition = Partition(
             columns=list(table.columns),
-            rows=[list(dataclasses.astuple(row)) for row in table.rows],
+            rows=table.cells,
             labels=[list(row) for row in table.label_counts],
             heterogeneity=table.heterogeneity,
             simulated=[(kind, list(names)) for kind, names in table.simulated],

@@ -375,6 +375,8 @@ def test_statistics_of_examples(tmp_path) -> None:
     regression = FederatedDataModule(Clouds(regression=True))
     regression.setup()
     table = regression.statistics()
+    assert table.columns == ("client", "num_examples", "num_train", "num_val", "num_test")
+    assert table.cells[0][:2] == [regression.clients[0].name, SIZES[0]]
     assert [low for low, *_ in table.spreads["target of each example"]] == [
         pytest.approx(float(client.y_N.min())) for client in regression.clients
     ]

@@ -40,7 +40,7 @@ class ClientStatistics:
         num_nodes: Nodes.
         num_edges: Directed edges.
         edges_lost: Directed edges of the global graph to its nodes from nodes it does not hold: messages they miss.
-        num_classes: Classes that occur in it; 0 where nodes have labels or numbers.
+        num_classes: Classes that occur in it; 0 where nodes have labels or numbers, and no column.
         clustering: Average local clustering coefficient, in [0, 1]; of directed graphs Fagiolo's.
         num_train: Training nodes.
         num_val: Validation nodes.
@@ -65,7 +65,7 @@ class ExampleStatistics:
     Attributes:
         client: Its name.
         num_examples: Examples.
-        num_classes: Classes that occur in it; 0 in a regression.
+        num_classes: Classes that occur in it; 0 in a regression, and no column.
         num_train: Training examples.
         num_val: Validation examples.
         num_test: Test examples.
@@ -224,8 +224,14 @@ class PartitionTable:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the columns; the first is the client."""
-        return tuple(column.name for column in fields(self.rows[0]))
+        """Names of the columns; the first is the client. Classes are counted where there are some."""
+        names = (column.name for column in fields(self.rows[0]))
+        return tuple(name for name in names if name != "num_classes" or self.label_counts)
+
+    @property
+    def cells(self) -> list[list[Any]]:
+        """The values of every row, by the columns."""
+        return [[getattr(row, name) for name in self.columns] for row in self.rows]
 
     @property
     def means(self) -> dict[str, float]:
@@ -242,7 +248,7 @@ class PartitionTable:
             writer = csv.writer(file)
             names = ["heterogeneity", "non_iidness", "nodes_dropped", "edges_dropped", "classes_dropped"]
             writer.writerow([*self.columns, *names, *(["simulated"] if self.simulated else [])])
-            writer.writerows([*astuple(row), *[""] * len(names), *self._changes_of(row.client)] for row in self.rows)
+            writer.writerows([*row, *[""] * len(names), *self._changes_of(row[0])] for row in self.cells)
             writer.writerow(
                 ["mean", *self.means.values(), self.heterogeneity, self.non_iidness, *astuple(self.dropped)]
             )
@@ -274,8 +280,8 @@ class PartitionTable:
                 name.removeprefix("num_").removeprefix("edges_").removeprefix("mean_").replace("std_target", "its std")
             )
             table.add_column(header.replace("_", "\n"), _short(means[name]), justify="right", no_wrap=True)
-        for row in self.rows:
-            table.add_row(row.client, *(_short(getattr(row, name)) for name in self.columns[1:]))
+        for client, *values in self.cells:
+            table.add_row(client, *map(_short, values))
         return table
 
     def _repr_mimebundle_(self, *args: Any, **kwargs: Any) -> dict[str, str]:
