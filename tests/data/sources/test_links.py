@@ -66,6 +66,17 @@ def test_shares_and_pools(tmp_path) -> None:
     assert [row.num_edges for row in table.rows] == [2 * int(each.sum()) for each in linked]
 
 
+@pytest.mark.filterwarnings("ignore:GivenSplit leaves clients")
+def test_clients_without_tested_links_have_no_pool(tmp_path) -> None:
+    """Accuracy and loss of the pool alone counted in the means, and could choose the round."""
+    graph = link_graph().update({"test_edge_index": torch.tensor([[0, 1], [2, 6]])})  # of the first client alone
+    data = link_data(tmp_path, source=InMemorySource(graph), splitter=GivenSplit())
+    assert not data.has_validation
+    assert [int(client.test_mask_N.sum()) for client in data.clients] == [62, 0, 0]
+    rows = data.statistics().rows
+    assert [(row.num_test, row.num_test_pool, row.num_val_pool) for row in rows] == [(2, 60, 0), (0, 0, 0), (0, 0, 0)]
+
+
 def test_the_table_fits_into_80_columns(tmp_path) -> None:
     console = Console(width=80, file=io.StringIO())
     console.print(link_data(tmp_path, pool_size=500).statistics().rich_table())
