@@ -336,4 +336,6 @@ def test_the_report_has_the_scores_and_the_heuristics(make_trainer, tmp_path) ->
 
 def test_the_task_as_data() -> None:
     assert LinkPrediction().plain == {"name": "LinkPrediction", "num_relations": 1, "across_clients": False}
+    assert str(LinkPrediction()) == "LinkPrediction"  # what is set is said behind it
+    assert str(LinkPrediction(num_relations=3)) == "LinkPrediction (num_relations)"
     assert "pairs of a graph's nodes" in LinkPrediction().not_private

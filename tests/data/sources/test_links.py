@@ -326,6 +326,32 @@ def test_features_that_are_made_need_none(tmp_path) -> None:
         link_data(tmp_path, source=InMemorySource(graph))
 
 
+def test_graphs_of_a_client_each_need_no_labels_and_no_features(tmp_path) -> None:
+    """Labels that nobody reads, and features that are made, were asked of each of several graphs."""
+    graphs, found = [link_graph(60), link_graph(90)], []
+    for labels in (True, False):
+        for graph in graphs:
+            if labels:
+                graph.update({"y": torch.zeros(graph.num_nodes)})
+            else:
+                graph.num_nodes = graph.num_nodes
+                del graph.x, graph.y
+        source = Links(ManyGraphs([InMemorySource(graph) for graph in graphs]), features="structure", pool_size=20)
+        data = FederatedDataModule(source, cache_dir=str(tmp_path))
+        data.setup()
+        check_no_leak(data)
+        found.append([client.graph.x_NF for client in data.clients])
+    assert all(map(torch.equal, *found))
+    one = [InMemorySource(graph) for graph in graphs]
+    with pytest.raises(ValueError, match="has no x: node features, edges and labels"):
+        FederatedDataModule(Links(ManyGraphs(one)), cache_dir=str(tmp_path)).setup()
+    with pytest.raises(ValueError, match="has no x, y: node features, edges and labels"):
+        FederatedDataModule(ManyGraphs(one), cache_dir=str(tmp_path)).setup()
+    graphs[1].x = torch.ones(90, 1)
+    with pytest.raises(ValueError, match=r"^graph 0 has no x, but other graphs have: add it"):
+        FederatedDataModule(source, cache_dir=str(tmp_path)).setup()
+
+
 def test_wrong_data_are_named(tmp_path) -> None:
     with pytest.raises(ValueError, match=r"SEALSource.name is 'Cora': give one of USAir, NS"):
         SEALSource("Cora")
