@@ -1,7 +1,6 @@
 """Many graphs as one without edges between them, so that they are clients by themselves."""
 
 import copy
-import dataclasses
 import warnings
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -75,19 +74,18 @@ def joined(parts: Iterable[Part]) -> Data:
     for part in parts:
         not_joined |= {key for key in OF_LINKS if part.graph.get(key) is not None}
         lacks = {key for key in ("x", "y") if part.graph.get(key) is None}
-        if titles and lacks != lacking:
-            key = min(lacks ^ lacking)
-            raise ValueError(f"{part.name if key in lacks else titles[0]} has no {key}, but other graphs have: add it")
-        lacking = lacks
-        part = dataclasses.replace(part, graph=_completed(part.graph, lacks))
-        graph = prepare_graph(part.graph, part.preparation, part.name, warns=part.warns, may_lack_edges=True)
+        if titles and (only := lacking - lacks):
+            raise ValueError(f"{titles[0]} has no {min(only)}, but {part.name} has: add it")
+        lacking = lacks & lacking if titles else lacks  # what the first one has, all need
+        completed = _completed(part.graph, lacking)
+        graph = prepare_graph(completed, part.preparation, part.name, warns=part.warns, may_lack_edges=True)
         num_names = graph.y.shape[1] if graph.y.dim() > 1 else int(graph.y.max()) + 1
         named.append(names_of_classes(part.graph, num_names, part.name) or part.class_names)
-        losses.append(dropped(part.graph, graph, part.preparation))
-        for occurring, each in zip(classes, (part.graph, graph), strict=True):
+        losses.append(dropped(completed, graph, part.preparation))
+        for occurring, each in zip(classes, (completed, graph), strict=True):
             numbers = classes_in(each, graph, part.preparation)
             occurring |= {named[-1][number] for number in numbers} if named[-1] else numbers
-        names = names_of_nodes(part.graph, part.name)
+        names = names_of_nodes(completed, part.name)
         texts.append(None if names is None else tuple(names[node] for node in graph.source_idx.tolist()))
         prepared.append(graph)
         titles.append(part.name)

@@ -348,7 +348,7 @@ def test_graphs_of_a_client_each_need_no_labels_and_no_features(tmp_path) -> Non
     with pytest.raises(ValueError, match="has no x, y: node features, edges and labels"):
         FederatedDataModule(ManyGraphs(one), cache_dir=str(tmp_path)).setup()
     graphs[1].x = torch.ones(90, 1)
-    with pytest.raises(ValueError, match=r"^graph 0 has no x, but other graphs have: add it"):
+    with pytest.raises(ValueError, match=r"^graph 0 has no x, but graph 1 has: add it"):
         FederatedDataModule(source, cache_dir=str(tmp_path)).setup()
 
 
