@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,9 +38,16 @@ def digest_of_facts(*facts: Any) -> str:
 
 
 def content_of(client_data: ClientData) -> bytes:
-    """All data that a client holds, as bytes."""
-    tensors = {name: value for name, value in vars(client_data).items() if isinstance(value, Tensor)}
-    return Message(kind="data", tensors=tensors).wire
+    """All data that a client holds, as bytes: those of the graph that its pairs or graphs are in, too."""
+    return Message(kind="data", tensors=dict(_tensors_of(client_data))).wire
+
+
+def _tensors_of(client_data: ClientData, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    for name, value in vars(client_data).items():
+        if isinstance(value, Tensor):
+            yield prefix + name, value
+        elif isinstance(value, ClientData):
+            yield from _tensors_of(value, f"{prefix}{name}.")
 
 
 def card_of(

@@ -85,8 +85,8 @@ class Task(ABC):
         return {"name": type(self).__name__, **dataclasses.asdict(self)}
 
     def __str__(self) -> str:
-        """The name, with what is set."""
-        names = [name for name, value in dataclasses.asdict(self).items() if value]
+        """The name, with what is set to something else than its default."""
+        names = [each.name for each in dataclasses.fields(self) if getattr(self, each.name) != each.default]
         return " ".join([type(self).__name__, *(f"({name})" for name in names)])
 
     @abstractmethod

@@ -7,42 +7,51 @@ Shape legend: P pairs, N nodes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, diags_array
 from torch import Tensor
 
 from fl_lightning.batches.pairs import ClientPairs
 from fl_lightning.tasks.link_target import LINKS
 
-#: Weight of a walk of Katz for each further step, and the longest walk that counts.
-KATZ_DECAY, KATZ_STEPS = 0.05, 4
+#: Weight of a walk of Katz for each further step.
+KATZ_DECAY = 0.05
+#: Pairs that are scored at once: the nodes that two steps from them reach may be all of a graph.
+_BLOCK = 512
 
 
 def common_neighbors(adjacency_NN: csr_matrix, pair_P2: Tensor) -> Tensor:
     """Number of common neighbors of each pair, float64 (P,)."""
-    return _ends_product(adjacency_NN, adjacency_NN, pair_P2)
+    first_P, second_P = pair_P2.numpy().T
+    return torch.from_numpy(_inner(adjacency_NN[first_P], adjacency_NN[second_P]))
 
 
 def adamic_adar(adjacency_NN: csr_matrix, pair_P2: Tensor) -> Tensor:
     """Sum over the common neighbors of each pair of 1 / log(degree), float64 (P,)."""
     degree_N = np.asarray(adjacency_NN.sum(axis=1)).ravel()
     weight_N = 1 / np.log(np.maximum(degree_N, 2))
-    return _ends_product((adjacency_NN @ diags_array(weight_N)).tocsr(), adjacency_NN, pair_P2)
+    first_P, second_P = pair_P2.numpy().T
+    return torch.from_numpy(_inner(adjacency_NN[first_P] @ diags_array(weight_N), adjacency_NN[second_P]))
 
 
 def katz(adjacency_NN: csr_matrix, pair_P2: Tensor) -> Tensor:
-    """Sum over the lengths l up to ``KATZ_STEPS`` of ``KATZ_DECAY``^l times the walks of length l, float64 (P,)."""
-    source_S, place_P = np.unique(pair_P2[:, 0].numpy(), return_inverse=True)
-    target_P = pair_P2[:, 1].numpy().copy()  # scipy wants to own it
-    walks_SN = adjacency_NN[source_S] * KATZ_DECAY
-    total_P = np.zeros(len(pair_P2))
-    for _ in range(KATZ_STEPS):
-        total_P += np.asarray(walks_SN[place_P, target_P]).ravel()
-        walks_SN = (walks_SN @ adjacency_NN).tocsr() * KATZ_DECAY
-    return torch.from_numpy(total_P)
+    """Sum over the lengths l from 1 to 4 of ``KATZ_DECAY``^l times the walks of length l, float64 (P,).
+
+    The two halves of a walk, of at most two steps each, begin at the two nodes of the pair and meet.
+    """
+    first_P, second_P = pair_P2.numpy().T
+    near_PN, other_near_PN = adjacency_NN[first_P], adjacency_NN[second_P]
+    far_PN, other_far_PN = near_PN @ adjacency_NN, other_near_PN @ adjacency_NN
+    walks = [
+        np.asarray(adjacency_NN[first_P, second_P]).ravel(),
+        _inner(near_PN, other_near_PN),
+        _inner(far_PN, other_near_PN),
+        _inner(far_PN, other_far_PN),
+    ]
+    return torch.from_numpy(sum(KATZ_DECAY**length * walks_P for length, walks_P in enumerate(walks, start=1)))
 
 
 #: The heuristics by name.
@@ -58,11 +67,12 @@ def heuristic_metrics(clients: Sequence[ClientPairs]) -> dict[str, dict[str, flo
     names = LINKS.always
     values: dict[str, dict[str, list[float]]] = {name: {} for name in HEURISTICS}
     for client in clients:
-        adjacency_NN = adjacency_of(client)
-        masks_SP = torch.stack([client.val_mask_N, client.test_mask_N])
+        adjacency_NN, scored_N = adjacency_of(client), client.val_mask_N | client.test_mask_N
+        pair_P2, y_P1 = client.pair_P2[scored_N], client.y_N[scored_N]
+        masks_SP = torch.stack([client.val_mask_N, client.test_mask_N])[:, scored_N]
         for heuristic, score in HEURISTICS.items():
-            scored_P1 = score(adjacency_NN, client.pair_P2)[:, None]
-            for name, (total_S, count_S) in LINKS.whole_scores(names, scored_P1, client.y_N, masks_SP).items():
+            score_P = torch.cat([score(adjacency_NN, block_P2) for block_P2 in torch.split(pair_P2, _BLOCK)])
+            for name, (total_S, count_S) in LINKS.whole_scores(names, score_P[:, None], y_P1, masks_SP).items():
                 for split, total, count in zip(("val", "test"), total_S.tolist(), count_S.tolist(), strict=True):
                     if count:
                         values[heuristic].setdefault(f"{split}/{name}", []).append(total / count)
@@ -80,7 +90,6 @@ def _means(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
     return {name: sum(each) / len(each) for name, each in values.items()}
 
 
-def _ends_product(left_NN: Any, right_NN: Any, pair_P2: Tensor) -> Tensor:
-    """Inner product of a row of one matrix and a row of the other for each pair."""
-    first_P, second_P = pair_P2.numpy().T
-    return torch.from_numpy(np.asarray(left_NN[first_P].multiply(right_NN[second_P]).sum(axis=1)).ravel())
+def _inner(left_PN: csr_matrix, right_PN: csr_matrix) -> NDArray[np.float64]:
+    """The inner product of each row of one matrix and that of the other, (P,)."""
+    return np.asarray(left_PN.multiply(right_PN).sum(axis=1)).ravel()

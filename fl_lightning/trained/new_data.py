@@ -22,7 +22,7 @@ from fl_lightning.batches.pairs import ClientPairs
 from fl_lightning.data import GraphSetSource, Links, Source
 from fl_lightning.data.allocation import user_masks_of
 from fl_lightning.data.graph_sets import LoadedGraphs, prepared_graphs
-from fl_lightning.data.preparation import Preparation, prepare_graph
+from fl_lightning.data.preparation import Preparation, checked_edges, prepare_graph
 from fl_lightning.data.sources.array_file import reading
 from fl_lightning.data.sources.base import allow_pickled_graphs
 from fl_lightning.data.sources.graph_sets import graphs_by_part
@@ -32,7 +32,6 @@ from fl_lightning.data.split import MASKS
 from fl_lightning.data.targets import checked_targets
 from fl_lightning.federation import ClientRegistry
 from fl_lightning.saved_tensors import load_data
-from fl_lightning.tasks.targets import Labels
 
 #: What messages call the new data.
 NAME = "the new data"
@@ -59,12 +58,6 @@ class Like:
         """Outputs that the client's examples can have."""
         return self.registry.outputs_of(self.client_data)
 
-    @property
-    def kind(self) -> str:
-        """What is predicted: classes, labels or numbers."""
-        target = self.registry.task.target
-        return "labels" if isinstance(target, Labels) else target.name  # pairs are linked or not
-
     def targets(self, y: Any, size: int, ignore_label: int | None = None) -> Tensor:
         """The targets, unknown ones included (of classes also ``ignore_label``), in the form of the client's.
 
@@ -75,7 +68,7 @@ class Like:
         width = self.client_data.y_N.shape[1:]
         if y is None or self._nothing_known(y := _tensor("y", y), ignore_label):
             return torch.full((size, *width), torch.nan) if width else torch.full((size,), -1)
-        y_N = checked_targets(y, size, NAME, ignore_label, given=self.kind, example=task.example)
+        y_N = checked_targets(y, size, NAME, ignore_label, given=task.target.name, example=task.example)
         self._check_targets(y_N)
         return y_N
 
@@ -84,9 +77,9 @@ class Like:
         return bool((unknown if ignore_label is None else unknown | (y == ignore_label)).all())
 
     def _check_targets(self, y_N: Tensor) -> None:
-        width = self.client_data.y_N.shape[1:]
+        width, kind = self.client_data.y_N.shape[1:], self.registry.task.target.name
         if y_N.shape[1:] != width:
-            have = f"{width[0]} {self.kind}" if width else self.kind
+            have = f"{width[0]} {kind}" if width else kind
             raise ValueError(f"{NAME}: y has shape {tuple(y_N.shape)}; the run's clients have {have}")
         if not width and len(y_N) and int(y_N.max()) >= self.num_outputs:
             raise ValueError(
@@ -264,8 +257,7 @@ def _(client_data: ClientGraphs, new: Any, like: Like) -> ClientData:
 @as_client_data.register
 def _(client_data: ClientPairs, new: Any, like: Like) -> ClientData:
     graph = _graph(new)
-    pairs = graph.get("edge_label_index")
-    if not isinstance(pairs, Tensor) or pairs.dim() != 2 or len(pairs) != 2 or pairs.is_floating_point():
+    if graph.get("edge_label_index") is None:
         raise ValueError(f"{NAME} has no edge_label_index: give the pairs of nodes in question, int64 (2, pairs)")
     if not isinstance(like.source, Links) or like.source.features == "identity":
         raise ValueError(
@@ -275,23 +267,23 @@ def _(client_data: ClientPairs, new: Any, like: Like) -> ClientData:
         graph.x = torch.ones(int(graph.num_nodes or 0), 1)
     plain = _prepared(graph, like.preparation)
     num_nodes = int(plain.num_nodes or 0)
-    if pairs.numel() and not 0 <= int(pairs.min()) <= int(pairs.max()) < num_nodes:
-        raise ValueError(f"{NAME}: edge_label_index names nodes beyond 0 to {num_nodes - 1}")
+    pairs = checked_edges(graph.edge_label_index, num_nodes, NAME, "edge_label_index")
     nobody = torch.zeros(num_nodes, dtype=torch.bool)
     masks: dict[str, Any] = dict.fromkeys(("train_mask_N", "val_mask_N", "test_mask_N"), nobody)
     sending = ClientGraph(name="new", y_N=torch.full((num_nodes,), -1), **masks, **_edges_of(plain))
-    pair_P2 = pairs.long().sort(dim=0).values.t().contiguous()
-    y_P = like.targets(graph.get("edge_label"), len(pair_P2))
-    roles = like.roles(y_P, _masks_in(graph))
-    _check_hidden(pair_P2[roles["test_mask_N"] & (y_P[:, 0] == 1)], plain)
-    without_M2 = pair_P2[roles["train_mask_N"] & (y_P[:, 0] == 0)]
+    pair_P2 = pairs.sort(dim=0).values.t().contiguous()
+    y_P1 = _linked(graph.get("edge_label"), len(pair_P2))
+    roles = like.roles(y_P1, _masks_in(graph))
+    known_2E = torch.cat([plain.edge_index, pair_P2[roles["train_mask_N"]].t()], dim=1)
+    _check_hidden(pair_P2[(roles["val_mask_N"] | roles["test_mask_N"]) & (y_P1[:, 0] == 1)], known_2E, num_nodes)
+    without_M2 = pair_P2[roles["train_mask_N"] & (y_P1[:, 0] == 0)]
     return ClientPairs(
         name="new",
         graph=like.source.described(sending, num_nodes),
         pair_P2=pair_P2,
         candidate_M2=without_M2 if len(without_M2) else pair_P2[:1],  # any, as it then replaces none
         relation_P=_relations_of(graph, len(pair_P2), like) if client_data.relation_P is not None else None,
-        y_N=y_P,
+        y_N=y_P1,
         **roles,
     )
 
@@ -316,17 +308,25 @@ def _masks_in(graph: Data) -> dict[str, Any]:
     return {name: graph.get(name) for name in MASKS}
 
 
-def _check_hidden(tested_P2: Tensor, plain: Data) -> None:
-    """Refuse a graph whose edges, along which messages are sent, have links that are tested on."""
-    known_E, tested_P = (
-        pair_2E.amin(dim=0) * (plain.num_nodes or 0) + pair_2E.amax(dim=0)
-        for pair_2E in (plain.edge_index, tested_P2.t())
-    )
-    if bool((seen_P := torch.isin(tested_P, known_E)).any()):
+def _linked(edge_label: Any, num_pairs: int) -> Tensor:
+    """Whether each pair is linked, float32 (P, 1); nan where that is not known."""
+    if edge_label is None:
+        return torch.full((num_pairs, 1), torch.nan)
+    y_P = _tensor("edge_label", edge_label)
+    if y_P.shape not in ((num_pairs,), (num_pairs, 1)) or not bool(((y_P == 0) | (y_P == 1) | y_P.isnan()).all()):
         raise ValueError(
-            f"{NAME}: {int(seen_P.sum())} links that are tested on (edge_label 1, train_mask false) are edges of the "
-            f"graph, such as {tuple(tested_P2[seen_P][0].tolist())}: take them out of edge_index, as messages are sent "
-            "along its edges"
+            f"{NAME}: edge_label is {_said(y_P)}; give 1, 0 or nan (unknown) for each of {num_pairs} pairs"
+        )
+    return y_P.float().reshape(num_pairs, 1)
+
+
+def _check_hidden(scored_P2: Tensor, known_2E: Tensor, num_nodes: int) -> None:
+    """Refuse links to validate or to test on along which messages are sent, or which are trained on."""
+    known_E, scored_P = (ends.amin(0) * num_nodes + ends.amax(0) for ends in (known_2E, scored_P2.t()))
+    if bool((seen_P := torch.isin(scored_P, known_E)).any()):
+        raise ValueError(
+            f"{NAME}: {int(seen_P.sum())} links that are tested or validated on (edge_label 1, train_mask false) are "
+            f"edges of the graph or train, such as {tuple(scored_P2[seen_P][0].tolist())}: take them out of both"
         )
 
 

@@ -15,6 +15,7 @@ from fl_lightning.data import NeighborSampler
 from fl_lightning.models import GCN, MLP, LinkGCN, PooledGCN
 from fl_lightning.relations.topology import Ring
 from fl_lightning.remote import LoopbackChannel, Message, federate
+from fl_lightning.remote.digests import content_of
 from fl_lightning.strategies import FedAvg, FedProto
 from fl_lightning.tasks import Drawing, NodeClassification, NodeRegression, Task
 
@@ -66,6 +67,29 @@ def test_sites_come_to_the_same(kind, make_trainer, tmp_path) -> None:
             rows = list(csv.DictReader(file))
         assert len(rows) == data.clients[0].size
         assert list(rows[0])[2:] == ["split", "target_0", "prediction_0", "target_1", "prediction_1"]
+
+
+@pytest.mark.parametrize("kind", ["nodes", "rows", "graphs", "links"])
+def test_a_digest_is_of_all_data_of_a_client(kind, tmp_path) -> None:
+    """Of links and of sets of graphs it was of examples and roles alone: other features and edges made none."""
+    if kind == "rows":
+        data = FederatedDataModule(LabeledRows())
+        data.setup()
+    else:
+        data = {
+            "nodes": lambda: node_data("numbers", tmp_path / "cache"),
+            "graphs": graph_data,
+            "links": lambda: link_data(tmp_path / "cache"),
+        }[kind]()
+    own = data.clients[0]
+    changed = [own.with_inputs(own.inputs + 1.0)]
+    if kind in ("graphs", "links"):
+        name = "union" if kind == "graphs" else "graph"
+        graph = getattr(own, name)
+        fewer = dataclasses.replace(graph, edge_index_2E=graph.edge_index_2E[:, :0], edge_weight_E=None)
+        changed.append(dataclasses.replace(own, **{name: fewer}))
+    assert content_of(own) not in map(content_of, changed)
+    assert content_of(own) == content_of(dataclasses.replace(own, name="another"))
 
 
 def test_sites_of_different_tasks_are_refused(make_trainer, tmp_path) -> None:

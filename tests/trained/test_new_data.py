@@ -236,10 +236,45 @@ def test_links_that_are_tested_on_must_not_be_edges(make_trainer, tmp_path) -> N
     assert run.predict(new, num_finetune_epochs=1).shape == (data.size, 1)
     tested = data.pair_P2[data.test_mask_N & (data.y_N[:, 0] == 1)]
     new.edge_index = torch.cat([new.edge_index, tested[:2].flip(1).t()], dim=1)
-    with pytest.raises(
-        ValueError, match=rf"2 links that are tested on .* are edges of the graph, such as \({tested[0, 0]}"
+    message = rf"2 links that are tested or validated on .* are edges of the graph or train, such as \({tested[0, 0]}"
+    for role in ("test_mask", "val_mask"):
+        new[role] = ~data.train_mask_N
+        with pytest.raises(ValueError, match=message):
+            run.predict(new, num_finetune_epochs=1)
+        del new[role]
+    new.edge_index = data.graph.edge_index_2E
+    new.edge_label_index = torch.cat([new.edge_label_index, tested[:1].flip(1).t()], dim=1)
+    new.edge_label = torch.cat([new.edge_label, torch.ones(1)])
+    new.train_mask = torch.cat([new.train_mask, torch.ones(1, dtype=torch.bool)])
+    with pytest.raises(ValueError, match="1 links that are tested or validated on"):
+        run.predict(new)
+
+
+def test_wrong_pairs_and_labels_of_pairs_are_named(make_trainer, tmp_path) -> None:
+    run = loaded(make_trainer, task_data.link_data(tmp_path))
+    graph = run.data(run.names[0]).graph
+    good = torch.tensor([[0, 1], [2, 3]])
+    for name, wrong, message in (
+        (
+            "edge_label_index",
+            torch.ones(3, 2).long(),
+            r"edge_label_index is torch.int64 of shape \(3, 2\); it must hold a",
+        ),
+        ("edge_label_index", good > 1, "edge_label_index is torch.bool of shape"),
+        ("edge_label_index", good + 1000, r"edge 0 joins nodes \[1000, 1002\], .*; correct edge_label_index"),
+        (
+            "edge_label",
+            torch.tensor([0, 2]),
+            r"edge_label is Tensor of shape \(2,\); give 1, 0 or nan .* each of 2 pairs",
+        ),
+        ("edge_label", torch.ones(3), r"edge_label is Tensor of shape \(3,\); give 1, 0 or nan .* each of 2 pairs"),
     ):
-        run.predict(new, num_finetune_epochs=1)
+        new = Data(x=graph.x_NF, edge_index=graph.edge_index_2E, edge_label_index=good)
+        new[name] = wrong
+        with pytest.raises(ValueError, match=message):
+            run.predict(new)
+    new.edge_label = torch.tensor([True, False])
+    assert run.new_data(new).y_N.tolist() == [[1.0], [0.0]]
 
 
 def test_negatives_are_drawn_from_training_pairs_alone(make_trainer, tmp_path) -> None:

@@ -1,8 +1,10 @@
 """Many graphs as one without edges between them, so that they are clients by themselves."""
 
+import copy
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch_geometric.data import Data
@@ -53,12 +55,13 @@ def joined(parts: Iterable[Part]) -> Data:
 
     Returns:
         The graph; :data:`GRAPH` is the number of the one that each node was of, ``own_idx`` its number there.
-        ``class_names`` and ``node_names`` are of all, where the graphs have them; ``not_joined`` names what of
-        :data:`OF_LINKS` some of them have; ``dropped`` is what their preparation has left out.
+        ``x`` and ``y`` are missing if no graph has them, as links need neither; ``class_names`` and ``node_names`` are
+        of all, where the graphs have them; ``not_joined`` names what of :data:`OF_LINKS` some of them have; ``dropped``
+        is what their preparation has left out.
 
     Raises:
-        ValueError: One is not sound, they have different features, only some name their classes, or the edges of some
-            carry what those of others do not.
+        ValueError: One is not sound, they have different features, only some have features, have labels or name their
+            classes, or the edges of some carry what those of others do not.
     """
     prepared: list[Data] = []
     named: list[tuple[str, ...] | None] = []
@@ -67,16 +70,22 @@ def joined(parts: Iterable[Part]) -> Data:
     not_joined: set[str] = set()
     losses: list[Dropped] = []
     classes: tuple[set[int | str], set[int | str]] = (set(), set())
+    lacking: set[str] = set()
     for part in parts:
         not_joined |= {key for key in OF_LINKS if part.graph.get(key) is not None}
-        graph = prepare_graph(part.graph, part.preparation, part.name, warns=part.warns, may_lack_edges=True)
+        lacks = {key for key in ("x", "y") if part.graph.get(key) is None}
+        if titles and (only := lacking - lacks):
+            raise ValueError(f"{titles[0]} has no {min(only)}, but {part.name} has: add it")
+        lacking = lacks & lacking if titles else lacks  # what the first one has, all need
+        completed = _completed(part.graph, lacking)
+        graph = prepare_graph(completed, part.preparation, part.name, warns=part.warns, may_lack_edges=True)
         num_names = graph.y.shape[1] if graph.y.dim() > 1 else int(graph.y.max()) + 1
         named.append(names_of_classes(part.graph, num_names, part.name) or part.class_names)
-        losses.append(dropped(part.graph, graph, part.preparation))
-        for occurring, each in zip(classes, (part.graph, graph), strict=True):
+        losses.append(dropped(completed, graph, part.preparation))
+        for occurring, each in zip(classes, (completed, graph), strict=True):
             numbers = classes_in(each, graph, part.preparation)
             occurring |= {named[-1][number] for number in numbers} if named[-1] else numbers
-        names = names_of_nodes(part.graph, part.name)
+        names = names_of_nodes(completed, part.name)
         texts.append(None if names is None else tuple(names[node] for node in graph.source_idx.tolist()))
         prepared.append(graph)
         titles.append(part.name)
@@ -93,12 +102,14 @@ def joined(parts: Iterable[Part]) -> Data:
     class_names = _by_name(prepared, named, titles)
     sizes = torch.tensor([graph.num_nodes for graph in prepared])
     first = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)[:-1]])
-    attributes = {name: torch.cat([graph[name] for graph in prepared]) for name in _shared(prepared, titles)}
+    shared = [name for name in _shared(prepared, titles) if name not in lacking]
+    attributes: dict[str, Any] = {name: torch.cat([graph[name] for graph in prepared]) for name in shared}
     attributes |= {name: torch.cat([graph[name] for graph in prepared]) for name in same_edge_data(prepared)}
     whole = Data(
         **attributes,
         edge_index=torch.cat([graph.edge_index + start for graph, start in zip(prepared, first, strict=True)], dim=1),
         own_idx=torch.cat([graph.source_idx for graph in prepared]),
+        num_nodes=int(sizes.sum()),
         **{GRAPH: torch.repeat_interleave(torch.arange(len(prepared)), sizes)},
     )
     whole.class_names, whole.not_joined = class_names, sorted(not_joined)
@@ -113,6 +124,16 @@ def joined(parts: Iterable[Part]) -> Data:
         empty = [("",) * graph.num_nodes for graph in prepared]
         whole.node_names = [text for names, none in zip(texts, empty, strict=True) for text in names or none]
     return whole
+
+
+def _completed(graph: Data, lacks: Collection[str]) -> Data:
+    """A graph with a feature that says nothing, or a single class, in the place of what it lacks."""
+    graph, number = copy.copy(graph), graph.num_nodes or 0
+    if "x" in lacks:
+        graph.x = torch.ones(number, 1)
+    if "y" in lacks:
+        graph.y = torch.zeros(number, dtype=torch.int64)
+    return graph
 
 
 def _by_name(

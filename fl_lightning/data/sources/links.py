@@ -67,7 +67,8 @@ class Links(Source):
             net has a learned embedding for each node.
         negatives: How pairs without a link are drawn: ``uniform``, by ``degree``, or ``hard``, with common neighbors.
         num_negatives: Negatives for each link in training, drawn for every step.
-        pool_size: Pairs in each of a client's fixed pools for validation and test, at most.
+        pool_size: Pairs in each of a client's fixed pools for validation and test, at most; none where it has no links
+            to compare them with.
         message_fraction: Share of the training links along which messages are sent; below 1 only the others are trained
             on, so that no training link sees itself.
         candidates: ``own``, pairs of a client's own nodes; ``across``, also those of an own node with a node of another
@@ -254,7 +255,10 @@ class Links(Source):
     def _client(
         self, graph: ClientGraph, pair_P3: Tensor, role_P: Tensor, candidate_M2: Tensor, num_nodes: int
     ) -> ClientPairs:
-        message_P = pair_P3[:, 2] == 2
+        linked_P, message_P = pair_P3[:, 2] > 0, pair_P3[:, 2] == 2
+        for role in (Role.VAL, Role.TEST):  # pairs without a link alone measure nothing
+            if not bool((role_P[linked_P] == role).any()):
+                role_P = torch.where(role_P == role, torch.tensor(Role.UNUSED, dtype=role_P.dtype), role_P)
         edge_E2 = graph.edge_index_2E.sort(dim=0).values.t()
         sends_E = torch.isin(_codes(edge_E2, graph.num_nodes), _codes(pair_P3[message_P, :2], graph.num_nodes))
         sending = dataclasses.replace(
@@ -270,7 +274,7 @@ class Links(Source):
             pair_P2=pair_P3[:, :2].contiguous(),
             candidate_M2=candidate_M2,
             relation_P=pair_P3[:, 3].contiguous() if pair_P3.shape[1] > 3 else None,
-            y_N=(pair_P3[:, 2:3] > 0).float(),
+            y_N=linked_P[:, None].float(),
             **masks_of(role_P),
         )
 

@@ -69,6 +69,17 @@ def test_shares_and_pools(tmp_path) -> None:
     assert [greatest for *_, greatest in table.spreads["links of each node"]] == most
 
 
+@pytest.mark.filterwarnings("ignore:GivenSplit leaves clients")
+def test_clients_without_tested_links_have_no_pool(tmp_path) -> None:
+    """Accuracy and loss of the pool alone counted in the means, and could choose the round."""
+    graph = link_graph().update({"test_edge_index": torch.tensor([[0, 1], [2, 6]])})  # of the first client alone
+    data = link_data(tmp_path, source=InMemorySource(graph), splitter=GivenSplit())
+    assert not data.has_validation
+    assert [int(client.test_mask_N.sum()) for client in data.clients] == [62, 0, 0]
+    rows = data.statistics().rows
+    assert [(row.num_test, row.num_test_pool, row.num_val_pool) for row in rows] == [(2, 60, 0), (0, 0, 0), (0, 0, 0)]
+
+
 def test_the_table_fits_into_80_columns(tmp_path) -> None:
     console = Console(width=80, file=io.StringIO())
     console.print(link_data(tmp_path, pool_size=500).statistics().rich_table())
@@ -316,6 +327,32 @@ def test_features_that_are_made_need_none(tmp_path) -> None:
         assert torch.equal(one.graph.x_NF, other.graph.x_NF)
     with pytest.raises(ValueError, match="has no x: node features"):
         link_data(tmp_path, source=InMemorySource(graph))
+
+
+def test_graphs_of_a_client_each_need_no_labels_and_no_features(tmp_path) -> None:
+    """Labels that nobody reads, and features that are made, were asked of each of several graphs."""
+    graphs, found = [link_graph(60), link_graph(90)], []
+    for labels in (True, False):
+        for graph in graphs:
+            if labels:
+                graph.update({"y": torch.zeros(graph.num_nodes)})
+            else:
+                graph.num_nodes = graph.num_nodes
+                del graph.x, graph.y
+        source = Links(ManyGraphs([InMemorySource(graph) for graph in graphs]), features="structure", pool_size=20)
+        data = FederatedDataModule(source, cache_dir=str(tmp_path))
+        data.setup()
+        check_no_leak(data)
+        found.append([client.graph.x_NF for client in data.clients])
+    assert all(map(torch.equal, *found))
+    one = [InMemorySource(graph) for graph in graphs]
+    with pytest.raises(ValueError, match="has no x: node features, edges and labels"):
+        FederatedDataModule(Links(ManyGraphs(one)), cache_dir=str(tmp_path)).setup()
+    with pytest.raises(ValueError, match="has no x, y: node features, edges and labels"):
+        FederatedDataModule(ManyGraphs(one), cache_dir=str(tmp_path)).setup()
+    graphs[1].x = torch.ones(90, 1)
+    with pytest.raises(ValueError, match=r"^graph 0 has no x, but graph 1 has: add it"):
+        FederatedDataModule(source, cache_dir=str(tmp_path)).setup()
 
 
 def test_wrong_data_are_named(tmp_path) -> None:
