@@ -152,7 +152,7 @@ def _shared(name: str, config: Mapping[str, Any], grid: Mapping[str, Any], *, as
     rate, decay = init_args.get("lr"), init_args.get("weight_decay")
     if not isinstance(rate, int | float):
         return {}
-    rates = [float(f"{rate * factor:.3g}") for factor in (1.0, 3.0, 1 / 3)]
+    rates = [float(rate), *(float(f"{rate * factor:.3g}") for factor in (3.0, 1 / 3))]
     return {_RATE: rates, **({_DECAY: [decay, 0.0]} if decay else {})}
 
 

@@ -80,6 +80,6 @@ def document(answer: Answer) -> Document:
         sections=sections,
         footer=[
             f"The search took {found.took}.",
-            f"Train it with: fl-train fit --config {answer.config}",
+            f"Train it with: {answer.command} --config {answer.config}",
         ],
     )

@@ -41,6 +41,15 @@ def test_what_the_configuration_names_is_tried_as_given() -> None:
     assert [each.name for each in other][-2:] == ["FedProx", "Pooled"]
 
 
+def test_the_given_rate_is_tried_as_it_is() -> None:
+    adam = {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.001234}}
+    assert labels("FedAvg", {"model": {"init_args": {"optimizer": adam}}}) == [
+        "lr=0.001234",
+        "lr=0.0037",
+        "lr=0.000411",
+    ]
+
+
 def test_an_optimizer_that_is_left_out_and_one_with_decay() -> None:
     assert labels("FedAvg", {"strategy": None}) == ["lr=default", "lr=0.03", "lr=0.003"]
     adam = {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.1, "weight_decay": 0.001}}
