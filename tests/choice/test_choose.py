@@ -185,6 +185,7 @@ def test_the_clients_whose_validation_decides_are_those_whose_test_is_told(choos
     assert answer.metric == "benign/test/acc"
     row = answer.results.set_index("method").loc["Pooled"]
     assert (row["benign/test/acc"], row["worst_client"]) == (0.5, 0.4)
+    assert [row[3:6] for row in answer.table.rows][:2] == [["–", "0.4000", "+0"], ["–", "0.4000", "–"]]  # of one seed
     assert not any("no test examples" in note for note in answer.notes)
 
 
