@@ -7,6 +7,7 @@ from fl_lightning.choice.candidates import CEILING, FLOOR
 from fl_lightning.counts import count
 from fl_lightning.report.axes import draw_rows, new_axes
 from fl_lightning.report.document import Document, Fact, Section
+from fl_lightning.report.drawing import in_lines
 from fl_lightning.report.figures import Key, Picture, Table
 from fl_lightning.report.pictures import Album
 from fl_lightning.report.theme import as_css, series, stand_in
@@ -25,7 +26,8 @@ class _Finalists(Album):
         high = np.array([test.mean if test.high != test.high else test.high for test in tests])
         keys = []
         with self._drawing():
-            figure, axes = new_axes(0.8 + 0.3 * len(names), left=0.05 + 0.017 * max(map(len, names)))
+            beside, each, left = in_lines(names)
+            figure, axes = new_axes(0.8 + each * len(names), left=left)
             place = np.arange(len(names), dtype=np.float64)
             for name, color, dash in ((FLOOR, "faint", "--"), (CEILING, "good", ":")):
                 if name in names:
@@ -37,7 +39,7 @@ class _Finalists(Album):
             taken = names.index(answer.method)
             axes.plot(middle[taken], taken, "o", ms=9, mec=series(1), mfc=series(1))
             keys.append(Key(label=f"{answer.method} is taken", color=as_css(series(1))))
-            draw_rows(axes, names, answer.metric)
+            draw_rows(axes, beside, answer.metric)
             summary = "; ".join(
                 f"{name} {number(m)}, {number(lo)} to {number(hi)}"
                 for name, m, lo, hi in zip(names, middle, low, high, strict=True)

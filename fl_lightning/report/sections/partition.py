@@ -1,5 +1,6 @@
 """How the data are shared out among the clients."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -53,7 +54,9 @@ def section(run: Recorded, album: Album) -> Section:
         what = f"{len(chosen)} of {len(names)} clients"
         facts.append(Fact(name=f"simulated: {kind}", value=what, more=", ".join(chosen)))
     header = ["client", *(column.removeprefix("num_").replace("_", " ") for column in partition.columns[1:])]
-    rows = [[name, *(number(float(cell)) for cell in row[1:])] for name, row in zip(names, partition.rows, strict=True)]
+    rows = [
+        [name, *(number(_float(cell)) for cell in row[1:])] for name, row in zip(names, partition.rows, strict=True)
+    ]
     return Section(
         anchor="partition",
         title="Data and partition",
@@ -83,7 +86,11 @@ def _graph_pictures(partition: Partition, names: Sequence[str], album: Album) ->
 
 
 def _cell(partition: Partition, row: int, column: str) -> float:
-    return float(partition.rows[row][partition.columns.index(column)])
+    return _float(partition.rows[row][partition.columns.index(column)])
+
+
+def _float(cell: str | float | None) -> float:
+    return math.nan if cell is None else float(cell)
 
 
 def _label_table(record: RunRecord, partition: Partition, names: Sequence[str]) -> list[Table]:
