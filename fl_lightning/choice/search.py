@@ -310,8 +310,8 @@ class Search:
             else:
                 self._learn(run, record)
         while True:
-            while todo and self.pool.num_idle and self.meter.taken + self._estimate(todo[0]) <= until:
-                run = todo.popleft()
+            while self.pool.num_idle and (run := self._fitting(todo, until)) is not None:
+                todo.remove(run)
                 self.meter.begin(run.lineage, self._estimate(run))
                 self.pool.submit(run, "train", *self._task(run))
             if not self.pool.num_busy:
@@ -324,6 +324,15 @@ class Search:
                 self._take(run, result)
             if self.meter.seconds_left < 0:
                 return
+
+    def _fitting(self, todo: Sequence[StudyRun], until: float) -> StudyRun | None:
+        """The next run that will have ended by then; of the finals none is passed over, as whole seeds count."""
+        for run in todo:
+            if self.meter.taken + self._estimate(run) <= until:
+                return run
+            if run.purpose == "report":
+                break
+        return None
 
     def _task(self, run: StudyRun) -> tuple[Any, ...]:
         state = self.store.state(run) if run.purpose == "tuning" else None

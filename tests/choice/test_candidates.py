@@ -139,6 +139,14 @@ def test_optuna_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
             "--grid model.optimizer.lr: the configuration names no optimizer, and each strategy has its own: give "
             "--model.optimizer, too",
         ),
+        (
+            {"grid": {"trainer.num_rounds": [10, 50]}},
+            "--grid trainer.num_rounds: all runs of a search have the same: give one value, --trainer.num_rounds",
+        ),
+        (
+            {"grid": {"data.partitioner.num_clients": [5, 10]}},
+            "--grid data.partitioner.num_clients: validation would be of other clients or examples",
+        ),
         ({"grid": {"model.optimizer.lr": [0.1, 0.2, 0.1]}}, "--grid model.optimizer.lr: 0.1 is there twice: give each"),
         ({"grid": {"model.optimizer.lr": [1, 0.1, 1.0]}}, "--grid model.optimizer.lr: 1.0 is there twice"),
         ({"grid": {"model.optimizer": [None, None]}}, "--grid model.optimizer: None is there twice"),

@@ -141,6 +141,23 @@ def test_a_setting_that_fails_at_the_full_length_hides_no_better_one(choose: Cho
     assert "Ditto (proximal_weight=0.1, lr=0.02): after 90 rounds, ServerDiverged: no number" in str(answer)
 
 
+def test_what_there_is_no_time_for_keeps_nothing_else_from_its_turn(choose: Choose) -> None:
+    """After its first two rounds a round of SCAFFOLD takes a hundred times as long as it took there."""
+    planted = Planted(LEVELS)
+
+    def train(arguments: tuple[str, ...], *others: Any) -> dict[str, Any]:
+        found = Planted.train(planted, arguments, *others)
+        if "SCAFFOLD" in next(word for word in arguments if "strategy" in word) and found["num_rounds"] > 2:
+            planted.seconds += 1000
+            found |= {"training_seconds": 1000.0, "seconds": 1000.0}
+        return found
+
+    planted.train = train  # type: ignore[method-assign, assignment]
+    answer, said = choose(planted, methods=THREE, budget=7200, seeds=1)
+    assert list(answer.found.finalists) == ["Local", "FedAvg", "Pooled"]
+    assert any(line.startswith("dropped: SCAFFOLD") and "there was no time left" in line for line in said)
+
+
 @pytest.mark.parametrize("failing", ["", "Pooled"], ids=["all", "all but the ceiling"])
 def test_new_seeds_with_which_nothing_can_be_trained_are_named(failing: str, choose: Choose) -> None:
     planted = Planted(LEVELS)
