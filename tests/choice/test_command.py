@@ -65,9 +65,9 @@ def test_mistakes_in_python(arguments: dict[str, Any], message: str) -> None:
 
 def test_objects_are_not_passed_over() -> None:
     strategy = fl.strategies.FedAvg()
-    with pytest.raises(WrongChoice, match="^strategy beside config: give either objects or configuration files$"):
+    with pytest.raises(WrongChoice, match=r"^strategy beside config: give either objects or configuration files$"):
         fl.choose(strategy=strategy, config="mine.yaml")
-    with pytest.raises(WrongChoice, match="^strategy without data: give the data$"):
+    with pytest.raises(WrongChoice, match=r"^strategy without data: give the data$"):
         fl.choose(strategy=strategy)
 
 
