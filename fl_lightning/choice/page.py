@@ -30,7 +30,7 @@ class _Finalists(Album):
             figure, axes = new_axes(0.8 + each * len(names), left=left)
             place = np.arange(len(names), dtype=np.float64)
             for name, color, dash in ((FLOOR, "faint", "--"), (CEILING, "good", ":")):
-                if name in names:
+                if name in names and np.isfinite(middle[names.index(name)]):
                     axes.axvline(middle[names.index(name)], color=stand_in(color), lw=1.2, ls=dash)
                     keys.append(Key(label=name, color=as_css(stand_in(color)), dash=dash))
             axes.hlines(place, low, high)
@@ -41,8 +41,8 @@ class _Finalists(Album):
             keys.append(Key(label=f"{answer.method} is taken", color=as_css(series(1))))
             draw_rows(axes, beside, answer.metric)
             summary = "; ".join(
-                f"{name} {number(m)}, {number(lo)} to {number(hi)}"
-                for name, m, lo, hi in zip(names, middle, low, high, strict=True)
+                f"{name} {number(test.mean)}, {number(test.low)} to {number(test.high)}"
+                for name, test in zip(names, tests, strict=True)
             )
             svg = self._finish(figure, f"Finalists, {answer.metric}: {summary}.")
         note = "Means over seeds that took no part in the search, with 95 % intervals (Student's t). "

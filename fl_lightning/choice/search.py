@@ -310,10 +310,10 @@ class Search:
             else:
                 self._learn(run, record)
         while True:
-            while self.pool.num_idle and (run := self._fitting(todo, until)) is not None:
-                todo.remove(run)
-                self.meter.begin(run.lineage, self._estimate(run))
-                self.pool.submit(run, "train", *self._task(run))
+            while self.pool.num_idle and (fitting := self._fitting(todo, until)) is not None:
+                todo.remove(fitting)
+                self.meter.begin(fitting.lineage, self._estimate(fitting))
+                self.pool.submit(fitting, "train", *self._task(fitting))
             if not self.pool.num_busy:
                 return
             for run, result in self.pool.finished(self.meter.seconds_left):

@@ -200,9 +200,9 @@ def decide(standings: Sequence[Standing], metric: str, *, less_is_better: bool, 
     notes = [] if words.has_test else ["There are no test examples: the numbers are validation's, which decided, too."]
     notes += _notes(chosen, against, best, test, words, num_rounds)
     notes += [
-        f"{each.method} is out: {len(each.errors)} of its {_counted(len(each.val) + len(each.errors))} failed, first "
-        f"with {each.errors[0]}."
-        for each in methods
+        f"{each.method} {'has not all results' if each.method == CEILING else 'is out'}: {len(each.errors)} of its "
+        f"{_counted(len(each.val) + len(each.errors))} failed, first with {each.errors[0]}."
+        for each in standings
         if len(each.val) < most and each.errors
     ]
     return Verdict(

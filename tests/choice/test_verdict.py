@@ -178,3 +178,7 @@ def test_a_method_that_failed_with_seeds_of_the_others_is_out() -> None:
     result = verdict(LOCAL, FEDAVG, lucky)
     assert result.method == "FedAvg"
     assert result.notes == ["Ditto is out: 2 of its three seeds failed, first with diverged."]
+    pooled = dataclasses.replace(standing("Pooled", []), errors=("no memory",) * 3)
+    assert verdict(LOCAL, FEDAVG, pooled).notes == [
+        "Pooled has not all results: 3 of its three seeds failed, first with no memory."
+    ]

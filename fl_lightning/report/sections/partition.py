@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fl_lightning.counts import count
 from fl_lightning.report.document import Fact, Section
 from fl_lightning.report.figures import Picture, Table
 from fl_lightning.report.folder import Recorded
@@ -51,7 +52,7 @@ def section(run: Recorded, album: Album) -> Section:
         mean = float(np.mean([_cell(partition, row, "clustering") for row in range(len(names))]))
         facts.append(Fact(name="clustering coefficient", value=number(mean), more="mean over clients"))
     for kind, chosen in partition.simulated:
-        what = f"{len(chosen)} of {len(names)} clients"
+        what = f"{len(chosen)} of {count(len(names), 'client')}"
         facts.append(Fact(name=f"simulated: {kind}", value=what, more=", ".join(chosen)))
     header = ["client", *(column.removeprefix("num_").replace("_", " ") for column in partition.columns[1:])]
     rows = [

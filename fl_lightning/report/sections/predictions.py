@@ -55,7 +55,8 @@ def section(run: Recorded, album: Album) -> Section:
 def _finite(pairs: Sequence[Sequence[float | None]]) -> Values:
     """Targets with their predictions, (P, 2), without those that overflowed."""
     pairs_P2 = np.array(pairs, dtype=float).reshape(-1, 2)
-    return pairs_P2[np.isfinite(pairs_P2).all(axis=1)]
+    finite: Values = pairs_P2[np.isfinite(pairs_P2).all(axis=1)]
+    return finite
 
 
 def _confusion(record: RunRecord, chosen: BestRound, counts_KK: Values, album: Album) -> Section:
