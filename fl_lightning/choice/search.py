@@ -185,8 +185,12 @@ class Search:
         limit = self.meter.limit
         self._train([self._tuning(arm, length) for arm in arms], until=max(limit - finals, 0.5 * limit))
         scores = {arm: self._score(arm, length) for arm in arms}
-        if not any(math.isfinite(score) for arm, score in scores.items() if arm.method != CEILING):
-            raise WrongChoice(f"no method could be trained for {count(length, 'round')}: {self._why(arms[0], length)}")
+        methods = [arm for arm in arms if arm.method != CEILING]
+        if not any(math.isfinite(scores[arm]) for arm in methods):
+            late = [arm for arm in methods if self._record(arm, length) is None]
+            advice = f": give a larger --budget ({self.store.folder} goes on)" if late else ""
+            why = self._why((late or methods)[0], length)
+            raise WrongChoice(f"no method could be trained for {count(length, 'round')}: {why}{advice}")
         if index == len(self.rungs) - 2:
             return sorted(scores, key=lambda arm: -scores[arm] if math.isfinite(scores[arm]) else math.inf)
         if len(self.memory.rungs) <= index:

@@ -141,7 +141,7 @@ def test_a_setting_that_fails_at_the_full_length_hides_no_better_one(choose: Cho
     assert "Ditto (proximal_weight=0.1, lr=0.02): after 90 rounds, ServerDiverged: no number" in str(answer)
 
 
-def test_what_there_is_no_time_for_keeps_nothing_else_from_its_turn(choose: Choose) -> None:
+def test_what_there_is_no_time_for_keeps_nothing_else_from_its_turn(choose: Choose, tmp_path: Path) -> None:
     """After its first two rounds a round of SCAFFOLD takes a hundred times as long as it took there."""
     planted = Planted(LEVELS)
 
@@ -156,6 +156,12 @@ def test_what_there_is_no_time_for_keeps_nothing_else_from_its_turn(choose: Choo
     answer, said = choose(planted, methods=THREE, budget=7200, seeds=1)
     assert list(answer.found.finalists) == ["Local", "FedAvg", "Pooled"]
     assert any(line.startswith("dropped: SCAFFOLD") and "there was no time left" in line for line in said)
+    with pytest.raises(WrongChoice) as error:
+        choose(planted, methods=THREE, budget=3600, seeds=1, folder=tmp_path / "less")
+    assert str(error.value) == (
+        f"no method could be trained for 30 rounds: there was no time left to train it: give a larger --budget "
+        f"({tmp_path / 'less'} goes on)"
+    )
 
 
 @pytest.mark.parametrize("failing", ["", "Pooled"], ids=["all", "all but the ceiling"])
