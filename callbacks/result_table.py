@@ -26,7 +26,7 @@ def result_table(trainer: Trainer, clients: Sequence[Sequence[float]]) -> PlainT
         trainer: The trainer, after its fit.
         clients: Index, validation and test value of each client at the best round.
     """
-    table = _new_table(f"{type(trainer.run.strategy).__name__}, {len(trainer.run.training_clients)} clients")
+    table = _new_table(f"{type(trainer.run.strategy).__name__}, {count(len(trainer.run.training_clients), 'client')}")
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")  # a path is not cut
     for row in _result_rows(trainer, clients):
@@ -116,7 +116,10 @@ def _result_rows(trainer: Trainer, clients: Sequence[Sequence[float]]) -> Iterat
                 yield name, f"{mean_and_std(result, name)} over clients"
     if failures := trainer.run.num_failures:
         worst_name = max(failures, key=lambda name: failures[name])
-        yield "failures", f"{sum(failures.values())} of {len(failures)} clients ({worst_name}: {failures[worst_name]})"
+        yield (
+            "failures",
+            f"{sum(failures.values())} of {count(len(failures), 'client')} ({worst_name}: {failures[worst_name]})",
+        )
     if unusual := len(trainer.run.unusual):
         yield "unusual updates", f"of {unusual} client{'' if unusual == 1 else 's'}, aggregated"
     if trainer.run.history:
@@ -143,7 +146,7 @@ _WAYS = {"up": "up", "down": "down", "peer": "between clients"}
 
 def client_table(trainer: Trainer, clients: Sequence[Sequence[float]], num_rows: int) -> PlainTable:
     """The worst clients at the best round; ``clients`` as in :func:`result_table`."""
-    table = _new_table(f"Worst {min(num_rows, len(clients))} of {len(clients)} clients")
+    table = _new_table(f"Worst {min(num_rows, len(clients))} of {count(len(clients), 'client')}")
     table.add_column("client", style="bold")
     for name in ("size", trainer.run.selection.monitor, test_metric(trainer.run.selection.monitor)):
         table.add_column(name, justify="right")

@@ -58,14 +58,21 @@ def choose(
         say: Takes a line for the user.
 
     Raises:
-        WrongChoice: Settings are refused, the budget is too small, or the folder is in use.
+        WrongChoice: Settings are refused, the budget is too small, the folder is in use, or there are objects beside
+            configuration files, or without data.
         WrongStudy: A method, or a setting of the grid, is refused.
     """
     from fl_lightning.choice.asking import answer_of
+    from fl_lightning.choice.candidates import WrongChoice
     from fl_lightning.choice.preparation import Asked, described
 
     target = Path(folder)
     files = [config] if isinstance(config, str | Path) else list(config)
+    objects = {"data": data, "client": client, "strategy": strategy, "trainer": trainer}
+    given = [name for name, each in objects.items() if each is not None]
+    if given and (files or data is None):
+        advice = "beside config: give either objects or configuration files" if files else "without data: give the data"
+        raise WrongChoice(f"{', '.join(given)} {advice}")
     if data is not None:
         files = [described(target, data, client, strategy, trainer)]
     asked = Asked(

@@ -17,7 +17,7 @@ from fl_lightning.choice.verdict import Interval, Standing, Verdict, decide, dif
 from fl_lightning.counts import count
 from fl_lightning.report.figures import Table
 from fl_lightning.report.wording import duration, number, signed, size
-from fl_lightning.study.store import is_less_better, metric_reported
+from fl_lightning.study.store import is_less_better, test_metric
 
 
 def columns_of(table: Table, width: int) -> list[str]:
@@ -57,7 +57,7 @@ class Answer:
         command: What trains a configuration.
 
     Raises:
-        ValueError: No method was trained to the end.
+        ValueError: No method but the ceiling was trained to the end.
     """
 
     found: Found
@@ -71,12 +71,19 @@ class Answer:
             Standing.of(method, label, self.found.records.get(method, {}))
             for method, (label, _) in self.found.finalists.items()
         ]
-        records = [record for runs in self.found.records.values() for record in runs.values() if not record["error"]]
+        runs = [run for name, each in self.found.records.items() if name != CEILING for run in each.values()]
+        records = [record for record in runs if not record["error"]]
+        if not records and runs:
+            first = runs[0]
+            raise ValueError(
+                f"with new seeds no method can be trained: {first['method']} with seed {first['seed']}: "
+                f"{first['error']}"
+            )
         if not records:
             raise ValueError(
                 f"no method was trained with new seeds within the budget: give a larger one ({self.folder} goes on)"
             )
-        self.metric = f"test/{metric_reported(records[0])}"
+        self.metric = test_metric(records[0])
         self.less_is_better = is_less_better(records[0])
         if not any(each.test for each in self.standings):  # there are no test examples
             self.metric = records[0]["monitor"]
@@ -165,9 +172,9 @@ class Answer:
                     f"{row['method']} (has all data)" if row["method"] == CEILING else row["method"],
                     row["setting"] or "–",
                     number(row[self.metric]),
-                    f"{number(row['low'])} to {number(row['high'])}",
+                    f"{number(row['low'])} to {number(row['high'])}" if math.isfinite(row["low"]) else "–",
                     number(row["worst_client"]),
-                    f"{signed(gap)} ({signed(low)} to {signed(high)})" if math.isfinite(gap) else "–",
+                    signed(gap) + (f" ({signed(low)} to {signed(high)})" if math.isfinite(low) else ""),
                     size(row["bytes"]) if math.isfinite(row["bytes"]) else "–",
                     duration(row["seconds"]) if math.isfinite(row["seconds"]) else "–",
                     "yes" if row["still_rising"] else "",

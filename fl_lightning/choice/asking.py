@@ -15,7 +15,7 @@ from fl_lightning.choice.search import Search
 from fl_lightning.files import whole_file
 from fl_lightning.run.version import digest_of_sources, sources
 from fl_lightning.study.pool import Pool
-from fl_lightning.study.runs import digest_of, make_run
+from fl_lightning.study.runs import argument, digest_of, make_run
 from fl_lightning.study.store import Store
 from fl_lightning.study.worker import resolve
 
@@ -90,7 +90,8 @@ def _write_chosen(answer: Answer, prepared: Prepared) -> None:
     point = answer.found.finalists[answer.method]
     run = make_run(prepared.study, answer.method, CASE, prepared.seed, point, "report", prepared.num_rounds)
     arguments = [each for each in run.arguments if not each.startswith("--data.seed=")]
-    whole = resolve([*arguments, "--trainer.logger=true"])
+    later = [f"--trainer.{name}={argument(value)}" for name, value in prepared.later.items()]
+    whole = resolve([*arguments, *later])
     if whole["error"]:
         raise WrongChoice(whole["error"])
     with whole_file(answer.config) as temporary:

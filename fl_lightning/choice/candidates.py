@@ -29,6 +29,9 @@ OWN: Mapping[str, dict[str, Axis]] = {
     "PFedMe": {"strategy.proximal_weight": [0.01, 0.1, 1.0]},
 }
 _OPTIMIZER, _RATE, _DECAY = "model.optimizer", "model.optimizer.lr", "model.optimizer.weight_decay"
+#: What a search has one value of, and what decides which examples validation is of.
+_FIXED = tuple(f"trainer.{name}" for name in ("num_rounds", "evaluate_every", "monitor", "monitor_mode"))
+_OF_EXAMPLES = tuple(f"data.{name}" for name in ("partitioner", "splitter", "heterogeneity", "seed"))
 #: Clients of FedOpt make plain steps: Adam is the server's.
 _PLAIN_STEPS: dict[str, Settings] = {
     str(rate): {_OPTIMIZER: "torch.optim.SGD", _RATE: rate, _DECAY: 0.0} for rate in (0.3, 1.0, 0.1)
@@ -85,6 +88,13 @@ def candidates(
     for setting, values in grid.items():
         if (again := given_twice(setting, list(values))) is not None:
             raise WrongChoice(f"--grid {setting}: {values[again]} is there twice: give each value once")
+        if setting in _FIXED:
+            raise WrongChoice(f"--grid {setting}: all runs of a search have the same: give one value, --{setting}")
+        if setting.startswith(_OF_EXAMPLES):
+            raise WrongChoice(
+                f"--grid {setting}: validation would be of other clients or examples, and settings cannot be compared: "
+                f"give one value, --{setting}, to a search of its own"
+            )
         if setting.startswith("strategy.") and not any(setting.split(".")[1] in each for each in fields.values()):
             raise WrongChoice(f"--grid {setting}: none of {', '.join(names)} has this setting")
     optimizer = ((config.get("model") or {}).get("init_args") or {}).get("optimizer")
@@ -152,7 +162,7 @@ def _shared(name: str, config: Mapping[str, Any], grid: Mapping[str, Any], *, as
     rate, decay = init_args.get("lr"), init_args.get("weight_decay")
     if not isinstance(rate, int | float):
         return {}
-    rates = [float(f"{rate * factor:.3g}") for factor in (1.0, 3.0, 1 / 3)]
+    rates = [float(rate), *(float(f"{rate * factor:.3g}") for factor in (3.0, 1 / 3))]
     return {_RATE: rates, **({_DECAY: [decay, 0.0]} if decay else {})}
 
 

@@ -7,6 +7,7 @@ from fl_lightning.choice.candidates import CEILING, FLOOR
 from fl_lightning.counts import count
 from fl_lightning.report.axes import draw_rows, new_axes
 from fl_lightning.report.document import Document, Fact, Section
+from fl_lightning.report.drawing import in_lines
 from fl_lightning.report.figures import Key, Picture, Table
 from fl_lightning.report.pictures import Album
 from fl_lightning.report.theme import as_css, series, stand_in
@@ -25,10 +26,11 @@ class _Finalists(Album):
         high = np.array([test.mean if test.high != test.high else test.high for test in tests])
         keys = []
         with self._drawing():
-            figure, axes = new_axes(0.8 + 0.3 * len(names), left=0.05 + 0.017 * max(map(len, names)))
+            beside, each, left = in_lines(names)
+            figure, axes = new_axes(0.8 + each * len(names), left=left)
             place = np.arange(len(names), dtype=np.float64)
             for name, color, dash in ((FLOOR, "faint", "--"), (CEILING, "good", ":")):
-                if name in names:
+                if name in names and np.isfinite(middle[names.index(name)]):
                     axes.axvline(middle[names.index(name)], color=stand_in(color), lw=1.2, ls=dash)
                     keys.append(Key(label=name, color=as_css(stand_in(color)), dash=dash))
             axes.hlines(place, low, high)
@@ -37,10 +39,10 @@ class _Finalists(Album):
             taken = names.index(answer.method)
             axes.plot(middle[taken], taken, "o", ms=9, mec=series(1), mfc=series(1))
             keys.append(Key(label=f"{answer.method} is taken", color=as_css(series(1))))
-            draw_rows(axes, names, answer.metric)
+            draw_rows(axes, beside, answer.metric)
             summary = "; ".join(
-                f"{name} {number(m)}, {number(lo)} to {number(hi)}"
-                for name, m, lo, hi in zip(names, middle, low, high, strict=True)
+                f"{name} {number(test.mean)}, {number(test.low)} to {number(test.high)}"
+                for name, test in zip(names, tests, strict=True)
             )
             svg = self._finish(figure, f"Finalists, {answer.metric}: {summary}.")
         note = "Means over seeds that took no part in the search, with 95 % intervals (Student's t). "
@@ -80,6 +82,6 @@ def document(answer: Answer) -> Document:
         sections=sections,
         footer=[
             f"The search took {found.took}.",
-            f"Train it with: fl-train fit --config {answer.config}",
+            f"Train it with: {answer.command} --config {answer.config}",
         ],
     )

@@ -11,6 +11,7 @@ from fl_lightning.callbacks import defaults_beside
 from fl_lightning.choice.budget import amount_of
 from fl_lightning.choice.candidates import CASE, Candidate, WrongChoice, candidates
 from fl_lightning.data import FederatedDataModule
+from fl_lightning.direction import direction_of
 from fl_lightning.files import whole_file
 from fl_lightning.round.client import ClientModule
 from fl_lightning.run.description import Description
@@ -77,6 +78,7 @@ class Prepared:
         budget: Seconds, or runs.
         in_runs: Which of the two.
         max_bytes: What a run may send; None for any number.
+        later: The trainer's settings that the search does without, and the chosen configuration has again.
     """
 
     study: Study
@@ -88,6 +90,7 @@ class Prepared:
     budget: float
     in_runs: bool
     max_bytes: float | None
+    later: Mapping[str, Any]
 
 
 def prepare(asked: Asked) -> Prepared:
@@ -101,8 +104,11 @@ def prepare(asked: Asked) -> Prepared:
     config = whole_config(asked)
     methods = candidates(config, asked.methods, asked.grid)
     trainer = config["trainer"]
-    if asked.metric is not None:
+    if asked.metric not in (None, trainer["monitor"]):
         trainer["monitor"] = asked.metric
+        if direction_of(str(asked.metric)) is not None:
+            trainer["monitor_mode"] = None  # which is that of the other one
+    later = {name: trainer[name] for name in ("references", "logger")}
     trainer |= {"references": None, "logger": False}
     base: dict[str, Any] = {
         name: config[name] for name in ("seed_everything", "trainer", "model", "data") if name in config
@@ -123,6 +129,7 @@ def prepare(asked: Asked) -> Prepared:
         budget=budget,
         in_runs=in_runs,
         max_bytes=limit,
+        later=later,
     )
 
 

@@ -62,7 +62,7 @@ class Known:
     Attributes:
         partitions: Hash of the partition by ``StudyRun.data``, as far as it is known; at sites it is not, since each
             keys the digest of its data for every run.
-        digest: Of the search's data and sites.
+        digest: Of the search's data and sites, and of the version of what is computed.
     """
 
     def __init__(self, store: Store, sites: str = "") -> None:
@@ -85,9 +85,11 @@ class Known:
             sites: Digest of the sites that train, and how.
         """
         known = cls(store, sites)
-        name, point = prepared.candidates[0].name, prepared.candidates[0].points[0]
-        first = tuning_run(prepared.study, name, point, prepared.seed, prepared.num_rounds)
-        runs = [first, *known._runs(prepared)]
+        firsts = [
+            tuning_run(prepared.study, each.name, each.points[0], prepared.seed, prepared.num_rounds)
+            for each in prepared.candidates
+        ]
+        runs = [firsts[0], *known._runs(prepared)]
         by_data = {run.data: run for run in reversed(runs)}
         for run, result in pool.map([(run, "partition", (run.arguments,)) for run in by_data.values()]):
             if result is not None and not result["error"]:
@@ -95,7 +97,8 @@ class Known:
             elif any(known.record(other) for other in runs if other.data == run.data):
                 why = "its worker died" if result is None else result["error"]
                 say(f"the data of seed {run.seed} cannot be compared with those of earlier runs: {why}")
-        known.digest = digest_of([sites, known.partitions.get(first.data, "")])
+        versions = sorted({run.version for run in firsts})
+        known.digest = digest_of([sites, known.partitions.get(firsts[0].data, ""), versions])
         return known
 
     def _runs(self, prepared: "Prepared") -> Iterator[StudyRun]:

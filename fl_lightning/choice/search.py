@@ -118,7 +118,8 @@ class Search:
             self.memory.write()
         points = self.memory.plan.points
         self.say(
-            f"{len(names)} methods, up to {points} settings each; the best go on to {self.num_rounds} rounds, then to "
+            f"{count(len(names), 'method')}, up to {count(points, 'setting')} each; the best go on to "
+            f"{count(self.num_rounds, 'round')}, then to "
             f"{self._seeds}{'' if self.most_seeds == self.fewest_seeds else ' or more'}"
         )
         return [arm for name in names for arm in self._arms(name)[:points]]
@@ -133,13 +134,14 @@ class Search:
         text = self.meter.text
         needed = before + planner.needed() / self.meter.filled
         raise WrongChoice(
-            f"a budget of {text(self.meter.limit)} is too small for one setting of each of {len(names)} methods and "
-            f"{self._seeds} of the best: these need about {text(needed)}. {self._enough(names, left)}"
+            f"a budget of {text(self.meter.limit)} is too small for one setting of each of "
+            f"{count(len(names), 'method')} and {self._seeds} of the best: these need about {text(needed)}. "
+            f"{self._enough(names, left)}"
         )
 
     @property
     def _seeds(self) -> str:
-        return f"{self.fewest_seeds} seed{'' if self.fewest_seeds == 1 else 's'}"
+        return count(self.fewest_seeds, "seed")
 
     def _planner(self, names: Sequence[str]) -> Planner:
         return Planner(
@@ -183,10 +185,14 @@ class Search:
         limit = self.meter.limit
         self._train([self._tuning(arm, length) for arm in arms], until=max(limit - finals, 0.5 * limit))
         scores = {arm: self._score(arm, length) for arm in arms}
-        if not any(math.isfinite(score) for arm, score in scores.items() if arm.method != CEILING):
-            raise WrongChoice(f"no method could be trained for {count(length, 'round')}: {self._why(arms[0], length)}")
+        methods = [arm for arm in arms if arm.method != CEILING]
+        if not any(math.isfinite(scores[arm]) for arm in methods):
+            late = [arm for arm in methods if self._record(arm, length) is None]
+            advice = f": give a larger --budget ({self.store.folder} goes on)" if late else ""
+            why = self._why((late or methods)[0], length)
+            raise WrongChoice(f"no method could be trained for {count(length, 'round')}: {why}{advice}")
         if index == len(self.rungs) - 2:
-            return sorted(scores, key=lambda arm: -scores[arm])
+            return sorted(scores, key=lambda arm: -scores[arm] if math.isfinite(scores[arm]) else math.inf)
         if len(self.memory.rungs) <= index:
             chosen = survivors(
                 scores,
@@ -296,7 +302,8 @@ class Search:
         sent = sum(spent["bytes"].values()) / spent["num_rounds"] * self.num_rounds
         if sent <= self.max_bytes:
             return ""
-        return f"it would send {size(sent)} in {self.num_rounds} rounds, more than --max-bytes {size(self.max_bytes)}"
+        rounds = count(self.num_rounds, "round")
+        return f"it would send {size(sent)} in {rounds}, more than --max-bytes {size(self.max_bytes)}"
 
     def _train(self, runs: Sequence[StudyRun], until: float) -> None:
         """Train what is not known yet; nothing is begun that would take longer than until then."""
@@ -307,10 +314,10 @@ class Search:
             else:
                 self._learn(run, record)
         while True:
-            while todo and self.pool.num_idle and self.meter.taken + self._estimate(todo[0]) <= until:
-                run = todo.popleft()
-                self.meter.begin(run.lineage, self._estimate(run))
-                self.pool.submit(run, "train", *self._task(run))
+            while self.pool.num_idle and (fitting := self._fitting(todo, until)) is not None:
+                todo.remove(fitting)
+                self.meter.begin(fitting.lineage, self._estimate(fitting))
+                self.pool.submit(fitting, "train", *self._task(fitting))
             if not self.pool.num_busy:
                 return
             for run, result in self.pool.finished(self.meter.seconds_left):
@@ -321,6 +328,15 @@ class Search:
                 self._take(run, result)
             if self.meter.seconds_left < 0:
                 return
+
+    def _fitting(self, todo: Sequence[StudyRun], until: float) -> StudyRun | None:
+        """The next run that will have ended by then; of the finals none is passed over, as whole seeds count."""
+        for run in todo:
+            if self.meter.taken + self._estimate(run) <= until:
+                return run
+            if run.purpose == "report":
+                break
+        return None
 
     def _task(self, run: StudyRun) -> tuple[Any, ...]:
         state = self.store.state(run) if run.purpose == "tuning" else None

@@ -20,10 +20,11 @@ import numpy as np
 from fl_lightning.choice.candidates import CEILING, COMMON, FLOOR
 from fl_lightning.choice.halving import FEWEST_SEEDS
 from fl_lightning.counts import count
+from fl_lightning.direction import direction_of
 from fl_lightning.report.gaps import half_width
 from fl_lightning.report.wording import number, size
 from fl_lightning.run.curve import STILL_RISING
-from fl_lightning.study.store import Record, is_less_better, metric_reported
+from fl_lightning.study.store import Record, is_less_better, test_metric
 
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
@@ -91,7 +92,7 @@ class Standing:
         """That of the records of a method, by seed."""
         whole = {seed: record for seed, record in records.items() if not record["error"]}
         sign = -1.0 if any(map(is_less_better, whole.values())) else 1.0
-        names = {seed: f"test/{metric_reported(record)}" for seed, record in whole.items()}
+        names = {seed: test_metric(record) for seed, record in whole.items()}
         test = {seed: record["result"].get(names[seed]) for seed, record in whole.items()}
         worst = [record["result"].get(f"{names[seed]}_worst") for seed, record in whole.items()]
         known = [value for value in worst if value is not None]
@@ -199,9 +200,9 @@ def decide(standings: Sequence[Standing], metric: str, *, less_is_better: bool, 
     notes = [] if words.has_test else ["There are no test examples: the numbers are validation's, which decided, too."]
     notes += _notes(chosen, against, best, test, words, num_rounds)
     notes += [
-        f"{each.method} is out: {len(each.errors)} of its {_counted(len(each.val) + len(each.errors))} failed, first "
-        f"with {each.errors[0]}."
-        for each in methods
+        f"{each.method} {'has not all results' if each.method == CEILING else 'is out'}: {len(each.errors)} of its "
+        f"{_counted(len(each.val) + len(each.errors))} failed, first with {each.errors[0]}."
+        for each in standings
         if len(each.val) < most and each.errors
     ]
     return Verdict(
@@ -229,6 +230,8 @@ def _notes(
             f"On validation {words.than(best.method, chosen.method, gap)}: that is less than its standard error, and "
             f"{chosen.method} is the simpler one."
         )
+    if against is not None and chosen.method == FLOOR and test.high < 0:
+        notes.append("Validation decided: on test examples the difference can be seen.")
     compared = [each for each in (chosen, against) if each is not None]
     if against is not None and chosen.method != FLOOR and not test.is_clear and test.seeds >= FEWEST_SEEDS:
         gap = difference(chosen.val, against.val)
@@ -281,18 +284,23 @@ class _Words:
     @property
     def has_test(self) -> bool:
         """Whether it is of test examples."""
-        return self.metric.startswith("test/")
+        return "test/" in self.metric
+
+    @property
+    def in_points(self) -> bool:
+        """Whether it is a share, whose differences are told in points; the scale of others is not known."""
+        return direction_of(self.metric) == "max"
 
     def than(self, one: str, other: str, gap: Interval) -> str:
         """How one stands to another."""
         if not gap.seeds:
             return f"{one} and {other} have {self.metric} of no seed in common"
-        if self.less_is_better:
-            way, amount = ("lower" if gap.mean >= 0 else "higher"), number(abs(gap.mean))
-            text = f"{one}: {self.metric} {amount} {way} than {other}"
-        else:
+        if self.in_points:
             way = "above" if gap.mean >= 0 else "below"
             text = f"{one}: {self._value(abs(gap.mean))} points {way} {other}"
+        else:
+            way = "lower" if (gap.mean >= 0) == self.less_is_better else "higher"
+            text = f"{one}: {self.metric} {self._value(abs(gap.mean))} {way} than {other}"
         seeds = _counted(gap.seeds)
         if gap.seeds < FEWEST_SEEDS:
             return f"{text}, {seeds}"
@@ -300,9 +308,9 @@ class _Words:
         return f"{text}, 95 % interval {self._value(low)} to {self._value(high)}, {seeds}"
 
     def _value(self, value: float) -> str:
-        if self.less_is_better:
-            return f"{'−' if value < 0 else ''}{number(abs(value))}"
-        return f"{100 * value:.1f}".replace("-", "−")
+        if self.in_points:
+            return f"{100 * value:.1f}".replace("-", "−")
+        return f"{'−' if value < 0 else ''}{number(abs(value))}"
 
 
 def _counted(seeds: int) -> str:

@@ -101,9 +101,12 @@ def draw_rows(axes: Axes, names: Sequence[str], x_label: str) -> None:
     axes.set_ylim(len(names) - 0.4, -0.6)
     draw_scales(axes, x_label, grid="x")
     beside = axes.get_yaxis_transform()
+    own: dict[str, Any] = {"ha": "right", "va": "center", "color": stand_in("faint"), "fontsize": 9}
     for row, name in enumerate(names):
-        if name:
-            axes.text(-0.012, row, name, ha="right", va="center", transform=beside, color=stand_in("faint"), fontsize=9)
+        lines = name.split("\n") if name else []
+        for place, line in enumerate(lines):  # each for itself, since the page's letters are not Matplotlib's
+            shift = (0, 10.8 * ((len(lines) - 1) / 2 - place))
+            axes.annotate(line, (-0.012, row), shift, xycoords=beside, textcoords="offset points", **own)
 
 
 def class_colors(number_of: int) -> list[str]:

@@ -22,6 +22,9 @@ from fl_lightning.run.curve import AT_EDGE, SIGNS, STILL_RISING, in_words
 
 #: Fewer pairs have no p-value below 0.05.
 _FEWEST_FOR_RANKS = 6
+#: How a run that did not finish ended, before its number of rounds.
+_ENDS = {"interrupted": "interrupted after", "failed": "failed after", "unknown": "killed or still running, at"}
+_MOST_NAMED = 10
 #: Marks that runs have by themselves, without a study.
 _MARKS = [name for name in SIGNS if name != AT_EDGE]
 
@@ -150,7 +153,7 @@ class Compared:
         rows = [
             {"run": run.name, "configuration": label, "seed": seed_of(run), "client": client, self.metric: value}
             for run, label in zip(self.recorded, self._group_of, strict=True)
-            for client, value in run.client_values(run.client_metric).items()
+            for client, value in run.reported_values.items()
         ]
         return pd.DataFrame(rows, columns=["run", "configuration", "seed", "client", self.metric])
 
@@ -230,6 +233,14 @@ class Compared:
     def _note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
+
+    @property
+    def unended(self) -> str:
+        """Which runs did not come to their last round, in words; empty for none."""
+        left = [run for run in self.recorded if run.status != "finished"]
+        ends = [f"{run.name} ({_ENDS.get(run.status, run.status)} {count(len(run.rounds), 'round')})" for run in left]
+        named = ", ".join([*ends[:_MOST_NAMED], *(["..."] if len(ends) > _MOST_NAMED else [])])
+        return f"Not finished, with the metrics of the rounds that there are: {named}." if ends else ""
 
     @cached_property
     def verdict(self) -> str:

@@ -41,7 +41,8 @@ class Comparison(Compared):
             if len(self.clients):
                 paired = gaps_table(self.over_clients)
                 tables.append(rich_table(f"Differences from {self.reference}, paired over clients", paired))
-        return Group(*tables, *map(plain_text, [*([self.verdict] if self.others else []), *self.notes]))
+        said = [*([self.verdict] if self.others else []), self.unended, *self.notes]
+        return Group(*tables, *map(plain_text, filter(None, said)))
 
     def _repr_html_(self) -> str:
         """The page in a frame, for notebooks."""

@@ -58,7 +58,8 @@ def _settings(comparison: Compared) -> Section:
 def _result(comparison: Compared) -> Section:
     text = f"{comparison.metric} at the round that validation chose: means over the runs of a configuration."
     table = summary_table(comparison.configurations, comparison.metric)
-    return Section(anchor="result", title="Result", text=text, tables=[table])
+    notes = [unended] if (unended := comparison.unended) else []
+    return Section(anchor="result", title="Result", text=text, tables=[table], notes=notes)
 
 
 def _differences(comparison: Compared, album: Album, colors: dict[str, int]) -> Section:
@@ -141,7 +142,7 @@ def _clients(comparison: Compared, album: Album, colors: dict[str, int]) -> Sect
         pairs = comparison.pairs(label)
         if not pairs:
             continue
-        local, theirs = (each.client_values(each.client_metric) for each in pairs[0])
+        local, theirs = (each.reported_values for each in pairs[0])
         names = sorted(set(local) & set(theirs), key=lambda name: local[name] - theirs[name])
         if names:
             pictures.append(

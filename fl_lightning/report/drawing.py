@@ -1,6 +1,7 @@
 """What every picture shares: Matplotlib's style, ids that differ within a page, and names that fit beside axes."""
 
 import io
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from fl_lightning.report.wording import short_names
 MOST_BARS = 60
 
 _LONGEST_NAME = 14
+#: Characters of a line of a name beside an axis that is told whole.
+_LONGEST_LINE = 22
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "fl_lightning",
@@ -69,6 +72,17 @@ def fitting(names: Sequence[str]) -> list[str]:
     whole = max(map(len, names), default=0) <= _LONGEST_NAME
     short = list(names) if whole else short_names(names)
     return [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…" for name in short]
+
+
+def in_lines(names: Sequence[str]) -> tuple[list[str], float, float]:
+    """Names as they stand whole beside an axis, in lines where they are long.
+
+    Returns:
+        The names, the inches that a row takes, and what they take to the left, as a share of the width.
+    """
+    lines = [textwrap.wrap(name, _LONGEST_LINE) for name in names]
+    most, longest = max(map(len, lines)), max((len(line) for each in lines for line in each), default=0)
+    return ["\n".join(each) for each in lines], max(0.3, 0.15 * most + 0.06), 0.05 + 0.017 * longest
 
 
 def margin(names: Sequence[str]) -> float:

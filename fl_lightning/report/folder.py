@@ -132,12 +132,16 @@ class Recorded:
         result = self.history.get(name)
         return result if result is not None and np.isfinite(result).any() else None
 
-    def client_values(self, metric: str, kind: str = "") -> dict[str, float]:
-        """Each client's value at the best round, by name; those without examples are left out."""
+    def client_values(self, metric: str) -> dict[str, float]:
+        """Each client's value at the best round, by name; those without examples are left out.
+
+        It is of the model that the reported metric is of: of the local ones where ``trained/val/acc`` is monitored.
+        """
         chosen = None if self.record is None else self.record.best
         if self.record is None or chosen is None:
             return {}
-        values = chosen.scores.get(kind, {}).get(metric, [])
+        kind = self.test_metric.removesuffix(self.client_metric)
+        values = chosen.scores.get(kind if kind in chosen.scores else "", {}).get(metric, [])
         named = zip((self.record.names[client] for client in chosen.clients), values, strict=False)
         return {name: value for name, value in named if value is not None}
 
@@ -147,6 +151,12 @@ class Recorded:
         chosen = None if self.record is None else self.record.best
         known = list(chosen.scores.get("", {})) if chosen else []
         return next((name for name in known if self.test_metric.endswith(name)), self.test_metric)
+
+    @property
+    def reported_values(self) -> dict[str, float]:
+        """The values of the clients that the reported metric is a mean over: of the benign ones where it says so."""
+        left_out = self.malicious_names if self.test_metric.startswith("benign/") else ()
+        return {name: value for name, value in self.client_values(self.client_metric).items() if name not in left_out}
 
     @property
     def flat_settings(self) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def half_width(values: np.ndarray[Any, Any]) -> float:
 
 def client_gaps(first: Recorded, second: Recorded) -> list[float]:
     """A run's values minus another's, of the clients that both have."""
-    local, other = first.client_values(first.client_metric), second.client_values(second.client_metric)
+    local, other = first.reported_values, second.reported_values
     return [gap(local[name], other[name]) for name in local if name in other]
 
 

@@ -7,6 +7,7 @@ import networkx as nx
 import numpy as np
 from matplotlib.collections import LineCollection
 
+from fl_lightning.counts import count
 from fl_lightning.report.axes import draw_dots, new_axes, node_places
 from fl_lightning.report.drawing import Drawing, fitting
 from fl_lightning.report.figures import Picture, Table, Values
@@ -124,7 +125,8 @@ class MatrixPictures(Drawing):
             axes.set_axis_off()
             degrees = [degree for _, degree in graph.degree] or [0]
             summary = (
-                f"{len(names)} clients, {graph.number_of_edges()} edges, {min(degrees)} to {max(degrees)} neighbors"
+                f"{count(len(names), 'client')}, {count(graph.number_of_edges(), 'edge')}, {min(degrees)} to "
+                f"{count(max(degrees), 'neighbor')}"
             )
             svg = self._finish(figure, f"{title}: {summary}.")
         return Picture(title=title, svg=svg, note=note or summary)

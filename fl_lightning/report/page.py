@@ -130,7 +130,7 @@ def _facts(run: Recorded) -> list[Fact]:
             Fact(name=f"{test}, mean over clients", value=number(metrics[test]), more=_plus_minus(metrics, test))
         )
     if f"{test}_worst" in metrics:
-        values = run.client_values(run.client_metric)
+        values = run.reported_values
         worst = (max if run.less_is_better else min)(values, key=lambda name: values[name]) if values else ""
         result.append(Fact(name="worst client", value=number(metrics[f"{test}_worst"]), more=worst))
     bare = f"test/{test.rpartition('/')[2]}"

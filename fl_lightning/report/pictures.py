@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from fl_lightning.counts import count
 from fl_lightning.report.axes import (
     class_colors,
     draw_boxes,
@@ -16,7 +17,7 @@ from fl_lightning.report.axes import (
     draw_scales,
     new_axes,
 )
-from fl_lightning.report.drawing import MOST_BARS, fitting, margin
+from fl_lightning.report.drawing import MOST_BARS, fitting, in_lines, margin
 from fl_lightning.report.figures import Curve, Key, Picture, Table, Values
 from fl_lightning.report.graph_pictures import GraphPictures
 from fl_lightning.report.matrix_pictures import MatrixPictures
@@ -134,7 +135,7 @@ class Album(MatrixPictures, GraphPictures):
                 axes.update_datalim([(0.0, 0.0), (1.0, 0.0)])
             draw_rows(axes, beside, x_label)
             known = np.isfinite(values)
-            alt = f"{title}: {x_label} of {len(names)} clients"
+            alt = f"{title}: {x_label} of {count(len(names), 'client')}"
             if known.any():
                 alt += f", from {number(float(values[known].min()))} to {number(float(values[known].max()))}"
             svg = self._finish(figure, f"{alt}.")
@@ -155,17 +156,22 @@ class Album(MatrixPictures, GraphPictures):
     ) -> Picture:
         """A dot and an interval for each row, relative to zero; unknown intervals are left out.
 
-        The picture has ``height`` inches, or if that is 0 as many as its rows need.
+        The picture has ``height`` inches, for names of clients; if that is 0 as many as its rows with whole names need.
         """
         colors = [series(order) for order in orders or [0] * len(names)]
         with self._drawing():
-            figure, axes = new_axes(height or 0.8 + 0.3 * len(names), left=0.05 + 0.017 * max(map(len, names)))
+            if height:
+                beside = fitting(names) if len(names) <= MOST_BARS else [""] * len(names)
+                figure, axes = new_axes(height, left=margin(beside))
+            else:
+                beside, each, left = in_lines(names)
+                figure, axes = new_axes(0.8 + each * len(names), left=left)
             position = np.arange(len(names), dtype=np.float64)
             axes.axvline(0, color=stand_in("faint"), lw=1)
             axes.hlines(position, np.where(np.isfinite(low), low, middle), np.where(np.isfinite(high), high, middle))
             axes.collections[0].set(color=colors, lw=2.4)
             axes.scatter(middle, position, s=36, color=colors, zorder=3)
-            draw_rows(axes, names, x_label)
+            draw_rows(axes, beside, x_label)
             summary = "; ".join(
                 f"{name} {number(m)}, {number(lo)} to {number(hi)}"
                 for name, m, lo, hi in zip(names, middle, low, high, strict=True)
@@ -198,7 +204,8 @@ class Album(MatrixPictures, GraphPictures):
                 draw_boxes(axes, left[:, group], ends, position, 0.78 if few else 1.0, color)
             draw_rows(axes, beside, x_label)
             largest = [groups[int(row.argmax())] for row in counts]
-            alt = f"{title}: {x_label} of {len(names)} clients in {len(groups)} groups; the largest group of each is "
+            alt = f"{title}: {x_label} of {count(len(names), 'client')} in {count(len(groups), 'group')}; the largest "
+            alt += "group of each is "
             svg = self._finish(figure, alt + ", ".join(largest[:12]) + (", ..." if len(largest) > 12 else "") + ".")
         keys = [Key(label=group, color=as_css(color)) for group, color in zip(groups, colors, strict=True)]
         return Picture(title=title, svg=svg, note=note, keys=keys if len(keys) <= 20 else [], table=table)
@@ -259,7 +266,7 @@ class Album(MatrixPictures, GraphPictures):
             for position, word in enumerate(names):
                 axes.annotate(word, (x[position], y[position]), (5, 2), textcoords="offset points", fontsize=8.5)
             draw_scales(axes, x_label, y_label=y_label, whole_x=whole_x)
-            alt = f"{title}: {len(x)} points in {len(groups)} groups, {y_label} over {x_label}."
+            alt = f"{title}: {count(len(x), 'point')} in {count(len(groups), 'group')}, {y_label} over {x_label}."
             svg = self._finish(figure, alt)
         keys = [Key(label=name, color=as_css(color)) for name, color in zip(groups, colors, strict=True)]
         return Picture(title=title, svg=svg, note=note, keys=keys if 1 < len(keys) <= 20 else [], table=table)

@@ -36,7 +36,7 @@ class Partition:
 
     Attributes:
         columns: Names of the statistics; the first is the client.
-        rows: A row for each client.
+        rows: A row for each client; None for a number that it has not, such as the mean of no targets.
         labels: For each client the labeled nodes or examples of every class, (C, K); empty in a regression.
         heterogeneity: Median Jensen-Shannon distance of two clients' labels, in [0, 0.833]; None where these are
             numbers, or each client's own.
@@ -44,7 +44,7 @@ class Partition:
     """
 
     columns: list[str]
-    rows: list[list[str | float]]
+    rows: list[list[str | float | None]]
     labels: list[list[int]]
     heterogeneity: float | None
     simulated: list[tuple[str, list[str]]] = field(default_factory=list)
@@ -72,8 +72,8 @@ class BestRound:
     examples: dict[str, dict[str, list[int]]]
     confusion: list[list[int]] | None = None
     label_counts: list[list[list[int]]] | None = None
-    predicted: list[list[float]] | None = None
-    scored: list[list[float]] | None = None
+    predicted: list[list[float | None]] | None = None
+    scored: list[list[float | None]] | None = None
     own: dict[str, list[Any]] = field(default_factory=dict)
 
 

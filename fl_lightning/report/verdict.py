@@ -17,17 +17,20 @@ _WORDS = {
     "r2": "R²",
     "rmse": "root mean squared error",
 }
+#: What stands before a metric that is of some clients; anything else there is a kind of model.
+_OF_CLIENTS = ("benign", "malicious", "unseen")
 
 
 def metric_in_words(name: str) -> str:
     """A metric as a reader says it.
 
     Example:
-        >>> metric_in_words("test/acc"), metric_in_words("benign/test/acc"), metric_in_words("test/recall_at_5")
-        ('test accuracy', 'test accuracy of benign clients', 'test recall at 5')
+        >>> metric_in_words("test/acc"), metric_in_words("benign/test/acc"), metric_in_words("trained/test/recall_at_5")
+        ('test accuracy', 'test accuracy of benign clients', 'test recall at 5 of trained models')
     """
     *before, split, metric = ["", *name.split("/")][-3:]
-    of = f" of {before[0]} clients" if before and before[0] else ""
+    whose = "clients" if before and before[0] in _OF_CLIENTS else "models"
+    of = f" of {before[0]} {whose}" if before and before[0] else ""
     return f"{split} {_WORDS.get(metric, metric.replace('_', ' '))}{of}".strip()
 
 
@@ -37,7 +40,7 @@ def verdict(run: Recorded) -> str:
     value = metrics.get(test, math.nan)
     if not math.isfinite(value):
         return ""
-    scored = run.client_values(run.client_metric)
+    scored = run.reported_values
     clients = f" on average over {count(len(scored), 'client')}" if scored else ""
     parts = [f"{run.strategy or 'The run'} comes to a {metric_in_words(test)} of {number(value)}{clients}"]
     worst = metrics.get(f"{test}_worst", math.nan)

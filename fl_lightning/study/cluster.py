@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fl_lightning.counts import count
 from fl_lightning.extras import require
 from fl_lightning.study.definition import Study
 from fl_lightning.study.pool import Pool
@@ -105,7 +106,7 @@ class Cluster:
             options=options,
         )
         jobs = self._submit(job, study)
-        runner.say(f"{len(jobs)} jobs submitted; what they write is in {study.results / 'jobs'}")
+        runner.say(f"{count(len(jobs), 'job')} submitted; what they write is in {study.results / 'jobs'}")
         try:
             while not all([each.done() for each in jobs]):
                 runner.report_others()

@@ -253,7 +253,7 @@ def _status(study: Study, options: argparse.Namespace) -> int:
     seconds = runner.estimate(left) / study.processes
     say(
         f"{count(len(left), 'run')} to do"
-        + (f", about {duration(seconds)} with {study.processes} processes" if seconds else "")
+        + (f", about {duration(seconds)} with {count(study.processes, 'worker')}" if seconds else "")
     )
     for sentence in (*changed_sources(progress), *changed_own_files(progress, present), *damaged(study, store)):
         say(sentence)
@@ -303,7 +303,7 @@ def _train(study: Study, options: argparse.Namespace) -> int:
 
 
 def _seal(study: Study, options: argparse.Namespace) -> int:
-    say(f"{Store(study.results).seal()} more lines have a checksum in {study.results / 'checksums.txt'}")
+    say(f"{count(Store(study.results).seal(), 'new checksum')} in {study.results / 'checksums.txt'}")
     return 0
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from fl_lightning.counts import count
 from fl_lightning.run.curve import (
     AT_EDGE,
     DIVERGED,
@@ -120,7 +121,7 @@ def _sentences(table: pd.DataFrame, *, plain: bool) -> Iterator[str]:
         if counted[name]
     ]
     if meanings:
-        yield f"In most seeds: {', '.join(meanings)}, of {pairs} pairs of method and case."
+        yield f"In most seeds: {', '.join(meanings)}, of {count(pairs, 'pair')} of method and case."
     known = int((table["marks_from"] == BEST_ROUND).sum()) if "marks_from" in table else 0
     if known:
         yield (

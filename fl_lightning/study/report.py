@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from fl_lightning.counts import count
 from fl_lightning.files import whole_file
 from fl_lightning.run.curve import STILL_RISING
 from fl_lightning.study import statistics
@@ -111,9 +112,10 @@ def _preamble(progress: Progress, table: pd.DataFrame, shown: pd.DataFrame) -> s
         lines.append(f"Of these nothing was run yet: {'; '.join(lacking)}.")
     if tuning.budget:
         seeds = ", ".join(map(str, tuning.seeds))
-        lines.append(f"Every method tried {tuning.budget} settings on the seeds {seeds}, which are not reported.")
+        on = f"seed {seeds}, which is" if len(tuning.seeds) == 1 else f"seeds {seeds}, which are"
+        lines.append(f"Every method tried {count(tuning.budget, 'setting')} on the {on} not reported.")
         if tuning.beyond:
-            most = "" if tuning.steps is None else f", for {tuning.steps} values at most"
+            most = "" if tuning.steps is None else f", for {count(tuning.steps, 'value')} at most"
             lines.append(
                 f"Where the best has the smallest or the largest {' or '.join(tuning.beyond)}, the grid goes on as "
                 f"long as that is better{most}{_untried(progress)}."

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+from fl_lightning.counts import count
 from fl_lightning.run.version import digest_of_sources, sources
 from fl_lightning.study.definition import Study
 from fl_lightning.study.leases import Leases
@@ -121,4 +122,4 @@ def _difference(then: Record, now: Record | None) -> str:
     metrics: dict[str, Any] = then["result"]
     changed = [name for name, value in metrics.items() if now["result"].get(name) != value]
     shown = ", ".join(f"{name} {metrics[name]} then, {now['result'].get(name)} now" for name in changed[:3])
-    return f"{len(changed)} metrics changed: {shown}" if changed else ""
+    return f"{count(len(changed), 'metric')} changed: {shown}" if changed else ""

@@ -26,6 +26,11 @@ def metric_reported(record: Record) -> str:
     return metric_of(record["monitor"], record["result"]).rpartition("/")[2]
 
 
+def test_metric(record: Record) -> str:
+    """The test metric of the same clients or model as the monitored one: ``benign/test/acc`` of ``benign/val/acc``."""
+    return metric_of(record["monitor"], record["result"]).replace("val/", "test/")
+
+
 def is_less_better(record: Record) -> bool:
     """Whether a lower value of a record's monitored metric is better; without a mode it is a metric of this package."""
     return (record.get("mode") or direction_of(record["monitor"])) == "min"

@@ -126,7 +126,7 @@ def _by_examples(runs: Sequence[tuple[Record, Rounds]], bounds: Sequence[float],
             if test is not None:
                 bound = next(bound for bound in values if num_examples[client] <= bound)
                 values[bound].append(scale_of(is_error=is_less_better(record)) * test)
-    names = [*(f"up to {bound:g} examples" for bound in bounds), "more"]
+    names = [*(f"up to {bound:g} example{'' if bound == 1 else 's'}" for bound in bounds), "more"]
     return {name: f"{statistics.mean(v):.1f}" if v else "" for name, v in zip(names, values.values(), strict=False)}
 
 

@@ -41,6 +41,15 @@ def test_what_the_configuration_names_is_tried_as_given() -> None:
     assert [each.name for each in other][-2:] == ["FedProx", "Pooled"]
 
 
+def test_the_given_rate_is_tried_as_it_is() -> None:
+    adam = {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.001234}}
+    assert labels("FedAvg", {"model": {"init_args": {"optimizer": adam}}}) == [
+        "lr=0.001234",
+        "lr=0.0037",
+        "lr=0.000411",
+    ]
+
+
 def test_an_optimizer_that_is_left_out_and_one_with_decay() -> None:
     assert labels("FedAvg", {"strategy": None}) == ["lr=default", "lr=0.03", "lr=0.003"]
     adam = {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.1, "weight_decay": 0.001}}
@@ -129,6 +138,14 @@ def test_optuna_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
             {"config": {}, "grid": {"model.optimizer.lr": [1.0]}},
             "--grid model.optimizer.lr: the configuration names no optimizer, and each strategy has its own: give "
             "--model.optimizer, too",
+        ),
+        (
+            {"grid": {"trainer.num_rounds": [10, 50]}},
+            "--grid trainer.num_rounds: all runs of a search have the same: give one value, --trainer.num_rounds",
+        ),
+        (
+            {"grid": {"data.partitioner.num_clients": [5, 10]}},
+            "--grid data.partitioner.num_clients: validation would be of other clients or examples",
         ),
         ({"grid": {"model.optimizer.lr": [0.1, 0.2, 0.1]}}, "--grid model.optimizer.lr: 0.1 is there twice: give each"),
         ({"grid": {"model.optimizer.lr": [1, 0.1, 1.0]}}, "--grid model.optimizer.lr: 1.0 is there twice"),

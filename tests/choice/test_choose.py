@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import yaml
 from page_checks import check_page
-from planted_choice import Choose, Planted
+from planted_choice import CONFIG, Choose, Planted
 
 from fl_lightning.choice.candidates import WrongChoice
-from fl_lightning.run.version import own_digest
+from fl_lightning.choice.preparation import Asked, prepare
+from fl_lightning.run.version import MATHEMATICS, own_digest
 from fl_lightning.study.store import Store
 
 pytestmark = pytest.mark.full
@@ -114,6 +115,128 @@ def test_what_sends_too_much_is_left_out(choose: Choose) -> None:
     answer, _ = choose(Planted(LEVELS, sent={"SCAFFOLD": 20_000}), methods=THREE, max_bytes="1MB")
     assert answer.method == "FedAvg"
     assert answer.found.left_out["SCAFFOLD"] == "it would send 1.8 MB in 90 rounds, more than --max-bytes 1 MB"
+
+
+def test_a_setting_that_fails_at_the_full_length_hides_no_better_one(choose: Choose) -> None:
+    """One rate of FedAvg overtakes the other after the second rung, and Ditto between the two diverges."""
+    planted = Planted(LEVELS)
+
+    def train(arguments: tuple[str, ...], *others: Any) -> dict[str, Any]:
+        found = Planted.train(planted, arguments, *others)
+        given = dict(word.removeprefix("--").partition("=")[::2] for word in arguments)
+        if given["seed_everything"] == "1000":
+            rate, is_whole = given["model.optimizer.lr"], given["trainer.num_rounds"] == "90"
+            found["result"]["val/acc"] = {"0.02": 0.8, "0.03": 0.9 if is_whole else 0.7}.get(rate, 0.1)
+            if "Ditto" in given["strategy"]:
+                first = (rate, given["strategy.proximal_weight"]) == ("0.02", "0.1")
+                found["result"]["val/acc"] = 0.75 if first else 0.05
+                if is_whole:
+                    return {"error": "ServerDiverged: no number", "seconds": 1.0}
+        return found
+
+    planted.train = train  # type: ignore[method-assign, assignment]
+    rates = [0.02, 0.03, 0.04, 0.05]
+    answer, _ = choose(planted, methods=["FedAvg", "Ditto"], grid={"model.optimizer.lr": rates}, budget="9h", seeds=1)
+    assert answer.found.finalists["FedAvg"][0] == "lr=0.03"
+    assert "Ditto (proximal_weight=0.1, lr=0.02): after 90 rounds, ServerDiverged: no number" in str(answer)
+
+
+def test_what_there_is_no_time_for_keeps_nothing_else_from_its_turn(choose: Choose, tmp_path: Path) -> None:
+    """After its first two rounds a round of SCAFFOLD takes a hundred times as long as it took there."""
+    planted = Planted(LEVELS)
+
+    def train(arguments: tuple[str, ...], *others: Any) -> dict[str, Any]:
+        found = Planted.train(planted, arguments, *others)
+        if "SCAFFOLD" in next(word for word in arguments if "strategy" in word) and found["num_rounds"] > 2:
+            planted.seconds += 1000
+            found |= {"training_seconds": 1000.0, "seconds": 1000.0}
+        return found
+
+    planted.train = train  # type: ignore[method-assign, assignment]
+    answer, said = choose(planted, methods=THREE, budget=7200, seeds=1)
+    assert list(answer.found.finalists) == ["Local", "FedAvg", "Pooled"]
+    assert any(line.startswith("dropped: SCAFFOLD") and "there was no time left" in line for line in said)
+    with pytest.raises(WrongChoice) as error:
+        choose(planted, methods=THREE, budget=3600, seeds=1, folder=tmp_path / "less")
+    assert str(error.value) == (
+        f"no method could be trained for 30 rounds: there was no time left to train it: give a larger --budget "
+        f"({tmp_path / 'less'} goes on)"
+    )
+
+
+@pytest.mark.parametrize("failing", ["", "Pooled"], ids=["all", "all but the ceiling"])
+def test_new_seeds_with_which_nothing_can_be_trained_are_named(failing: str, choose: Choose) -> None:
+    planted = Planted(LEVELS)
+
+    def train(arguments: tuple[str, ...], *others: Any) -> dict[str, Any]:
+        found = Planted.train(planted, arguments, *others)
+        is_new = "--seed_everything=1000" not in arguments
+        fails = is_new and not (failing and any(failing in word for word in arguments))
+        return {"error": "a client has no test example", "seconds": 1.0} if fails else found
+
+    planted.train = train  # type: ignore[method-assign, assignment]
+    with pytest.raises(WrongChoice) as error:
+        choose(planted, methods=["FedAvg"], seeds=1)
+    assert str(error.value) == (
+        "with new seeds no method can be trained: Local with seed 0: a client has no test example"
+    )
+
+
+def test_another_version_of_the_code_has_a_budget_of_its_own(choose: Choose, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the runs of the older one took, and decided, does not count."""
+    planted = Planted(LEVELS)
+    asked = {"methods": ["FedAvg"], "budget": 1500, "seeds": 3}
+    expected, _ = choose(planted, **asked)
+    before, seconds = len(planted.trained), planted.seconds
+    monkeypatch.setitem(MATHEMATICS, "", 99)
+    answer, _ = choose(planted, **asked)
+    assert answer.sentence == expected.sentence
+    assert planted.trained[before:] == planted.trained[:before]
+    assert answer.found.taken == pytest.approx(planted.seconds - seconds)
+
+
+def test_the_clients_whose_validation_decides_are_those_whose_test_is_told(choose: Choose, tmp_path: Path) -> None:
+    planted = Planted(LEVELS)
+
+    def train(*arguments: Any) -> dict[str, Any]:
+        found = Planted.train(planted, *arguments)
+        benign = {"benign/val/acc": found["result"]["val/acc"], "benign/test/acc": 0.5, "benign/test/acc_worst": 0.4}
+        return found | {"monitor": "benign/val/acc", "result": {**found["result"], **benign}}
+
+    planted.train = train  # type: ignore[method-assign, assignment]
+    answer, _ = choose(planted, methods=["FedAvg"], seeds=1)
+    assert answer.metric == "benign/test/acc"
+    row = answer.results.set_index("method").loc["Pooled"]
+    assert (row["benign/test/acc"], row["worst_client"]) == (0.5, 0.4)
+    assert [row[3:6] for row in answer.table.rows][:2] == [["–", "0.4000", "+0"], ["–", "0.4000", "–"]]  # of one seed
+    assert not any("no test examples" in note for note in answer.notes)
+
+
+def test_the_search_does_without_references_and_logger_and_the_chosen_configuration_has_them(
+    choose: Choose, tmp_path: Path
+) -> None:
+    logger = {"class_path": "fl_lightning.run.loggers.WandbLogger", "init_args": {"project": "mine"}}
+    trainer = {**CONFIG["trainer"], "references": ["local"], "logger": logger}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump({**CONFIG, "trainer": trainer}))
+    answer, _ = choose(Planted(LEVELS), config=["own.yaml"], methods=["FedAvg"], seeds=1)
+    chosen = yaml.safe_load(answer.config.read_text())["trainer"]
+    assert chosen["references"] == ["local"]
+    assert chosen["logger"]["class_path"].endswith("WandbLogger")
+    assert chosen["logger"]["init_args"]["project"] == "mine"
+    (base,) = (tmp_path / "out").glob("config-*.yaml")
+    searched = yaml.safe_load(base.read_text())["trainer"]
+    assert (searched["references"], searched["logger"]) == (None, False)
+
+
+def test_another_metric_has_its_own_direction(tmp_path: Path) -> None:
+    trainer = {**CONFIG["trainer"], "monitor": "val/mine", "monitor_mode": "max"}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump({**CONFIG, "trainer": trainer}))
+    modes = {}
+    for metric in ("val/loss", "val/mine", None):
+        prepared = prepare(Asked(config=["own.yaml"], folder=tmp_path / str(metric), metric=metric))
+        (base,) = prepared.study.path.parent.glob("config-*.yaml")
+        modes[metric] = yaml.safe_load(base.read_text())["trainer"]["monitor_mode"]
+    assert modes == {"val/loss": None, "val/mine": "max", None: "max"}
 
 
 def test_data_without_test_examples_are_compared_on_validation(choose: Choose) -> None:

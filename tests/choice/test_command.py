@@ -63,6 +63,14 @@ def test_mistakes_in_python(arguments: dict[str, Any], message: str) -> None:
         fl.choose(**{"config": "mine.yaml", **arguments})
 
 
+def test_objects_are_not_passed_over() -> None:
+    strategy = fl.strategies.FedAvg()
+    with pytest.raises(WrongChoice, match=r"^strategy beside config: give either objects or configuration files$"):
+        fl.choose(strategy=strategy, config="mine.yaml")
+    with pytest.raises(WrongChoice, match=r"^strategy without data: give the data$"):
+        fl.choose(strategy=strategy)
+
+
 @pytest.mark.full
 def test_settings_are_refused_before_training(capsys: pytest.CaptureFixture[str]) -> None:
     assert "num_rounds" in refusal(capsys, "--config", "mine.yaml", "--trainer.num_rounds", "0")

@@ -81,6 +81,10 @@ def test_stay_local() -> None:
     assert result.sentence.startswith(
         "stay local: federation adds nothing that can be seen here (FedAvg: 0.3 points above Local, 95 % interval −"
     )
+    assert not result.notes[1:]
+    seen = verdict(standing("Local", [0.7, 0.8, 0.75], test=[0.5, 0.51, 0.5]), standing("FedAvg", [0.71, 0.78, 0.77]))
+    assert seen.method == "Local"
+    assert seen.notes[1:] == ["Validation decided: on test examples the difference can be seen."]
     clear = verdict(standing("Local", [0.9, 0.91, 0.9]), FEDAVG)
     assert "(FedAvg: 19.3 points below Local" in clear.sentence
 
@@ -107,6 +111,14 @@ def test_errors_are_lower() -> None:
     result = verdict(standing("Local", [-0.5] * 3), fedavg, scaffold, less_is_better=True)
     assert result.sentence == (
         "SCAFFOLD: test/mse 0.0967 lower than FedAvg, 95 % interval 0.0823 to 0.1110, three seeds, the same bytes"
+    )
+
+
+def test_a_metric_of_ones_own_has_no_points() -> None:
+    """Nobody knows that 100 of them are all there is."""
+    methods = standing("Local", [50.0, 52.0, 51.0]), standing("FedAvg", [70.0, 73.0, 72.0])
+    assert decide(methods, "test/score", less_is_better=False, num_rounds=9).sentence == (
+        "take FedAvg (FedAvg: test/score 20.6667 higher than Local, 95 % interval 19.2324 to 22.1009, three seeds)"
     )
 
 
@@ -166,3 +178,7 @@ def test_a_method_that_failed_with_seeds_of_the_others_is_out() -> None:
     result = verdict(LOCAL, FEDAVG, lucky)
     assert result.method == "FedAvg"
     assert result.notes == ["Ditto is out: 2 of its three seeds failed, first with diverged."]
+    pooled = dataclasses.replace(standing("Pooled", []), errors=("no memory",) * 3)
+    assert verdict(LOCAL, FEDAVG, pooled).notes == [
+        "Pooled has not all results: 3 of its three seeds failed, first with no memory."
+    ]

@@ -290,6 +290,20 @@ def test_pairs_with_an_unfinished_run_are_counted_and_neither_better_nor_worse(t
     assert "The only pair of FedAvg and Local has a run that was still rising" in output.getvalue()
 
 
+def test_runs_that_did_not_finish_are_named(runs: Path, tmp_path: Path) -> None:
+    own = {"strategy": "Ditto", "seed": 0, "partition_hash": "p0", "settings": settings("Ditto", seed=0)}
+    write_run(tmp_path / "Ditto" / "version_0", status="interrupted", **own)
+    actual = compare([runs / "FedAvg" / "version_0", tmp_path / "Ditto"])
+    expected = (
+        "Not finished, with the metrics of the rounds that there are: Ditto/version_0 (interrupted after 3 rounds)."
+    )
+    output = io.StringIO()
+    Console(file=output, width=300).print(actual)
+    assert expected in output.getvalue()
+    assert expected in check_page(actual.write(tmp_path / "page.html").read_text())
+    assert not compare([runs / "FedAvg"]).unended
+
+
 def test_a_configuration_without_two_pairs_is_compared_with_nothing(tmp_path: Path) -> None:
     """Neither one with other seeds nor one with a single seed in common is as good as the reference."""
     tests = {"FedAvg": (0.70, 0.71, 0.72), "SCAFFOLD": (0.75, 0.761, 0.772), "FedPer": (0.3, 0.3, 0.3), "Ditto": (0.2,)}

@@ -1,6 +1,7 @@
 """A page from the files of a folder alone: whole ones, and those that lack this or that."""
 
 import json
+import math
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ import fl_lightning.strategies
 from fl_lightning.report import meanings, write
 from fl_lightning.report.figures import Curve
 from fl_lightning.report.pictures import Album
-from fl_lightning.report.record import BestRound, RunRecord, Snapshot
+from fl_lightning.report.record import BestRound, Partition, RunRecord, Snapshot
 from fl_lightning.report.references import levels
 from fl_lightning.report.sections import result
 from fl_lightning.report.theme import dash
@@ -107,7 +108,7 @@ def test_clients_against_another_run(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", run_record=record((0.5, 0.6, 0.7)))
     local = write_run(tmp_path / "b", run_record=record((0.4, 0.6, 0.9), strategy="Local"), strategy="Local")
     words = words_of(run, against=local)
-    assert "Of 3 clients, 1 do better than under Local, 1 worse, 1 equally; the mean gain is −0.0333." in words
+    assert "Beside Local, of 3 clients: better 1, worse 1, equal 1; the mean gain is −0.0333." in words
     assert "+0.1000" in words
 
 
@@ -123,7 +124,7 @@ def test_less_is_better_in_a_regression(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", run_record=run_record([1.0, 2.0, 4.0], "FedAvg"), **given)
     other = write_run(tmp_path / "b", run_record=run_record([2.0, 2.0, 3.0], "Local"), strategy="Local", **given)
     words = words_of(run, against=other)
-    assert "1 do better than under Local, 1 worse, 1 equally; the mean gain is +0." in words
+    assert "Beside Local, of 3 clients: better 1, worse 1, equal 1; the mean gain is +0." in words
     assert "its mean squared error is 0.1250" in words
     assert "worst client 4 client-02" in words
     assert "How the data are shared out was not kept." in words
@@ -178,6 +179,56 @@ def test_failed_interrupted_and_attacked_runs(tmp_path: Path) -> None:
     words = words_of(attacked)
     assert "Attack 1 Backdoor: client-01 (1 client)." in words
     assert "Under attack" in words
+
+
+def test_a_metric_of_benign_clients_has_their_number_and_their_worst(tmp_path: Path) -> None:
+    result = {"benign/val/acc": 0.6, "benign/test/acc": 0.65, "benign/test/acc_worst": 0.6, "best_round": 1}
+    run_record = record((0.1, 0.6, 0.7), unseen_clients={})
+    folder = write_run(tmp_path / "run", run_record=run_record, monitor="benign/val/acc", result=result)
+    (folder / "malicious_clients.json").write_text(json.dumps({"SignFlip": ["client-00"]}))
+    words = words_of(folder)
+    assert "a test accuracy of benign clients of 0.6500 on average over 2 clients, 0.6000 at the worst" in words
+    assert "worst client 0.6000 client-01" in words
+
+
+def test_a_metric_of_another_model_has_its_values_of_the_clients(tmp_path: Path) -> None:
+    run_record = record()
+    assert run_record.best is not None
+    run_record.best.scores["trained/"] = {"test/acc": [0.9, 0.8, 0.7]}
+    result = {"trained/val/acc": 0.6, "trained/test/acc": 0.8, "trained/test/acc_worst": 0.7, "best_round": 1}
+    words = words_of(write_run(tmp_path / "run", run_record=run_record, monitor="trained/val/acc", result=result))
+    assert "a test accuracy of trained models of 0.8000 on average over 3 clients" in words
+    assert "worst client 0.7000 client-02" in words
+
+
+def test_numbers_that_are_none_are_read_again(tmp_path: Path) -> None:
+    """A client without a known target has no mean of them, and one prediction has overflowed."""
+    names = [f"lab-{number}" for number in range(70)]
+    columns = ["client", "num_graphs", "num_train", "num_val", "num_test", "mean_target", "std_target"]
+    rows: list[list[str | float | None]] = [
+        [name, 5, 3, 1, 1, math.nan if name == "lab-7" else 2.0, math.nan] for name in names
+    ]
+    run_record = record(names=names, sizes=[5] * 70, regression=True, unseen_clients={}, points=None)
+    run_record.partition = Partition(columns=columns, rows=rows, labels=[], heterogeneity=None)
+    assert run_record.best is not None
+    run_record.best.confusion, run_record.best.predicted = None, [[1.0, 3.0], [2.0, math.inf]]
+    page = write(write_run(tmp_path / "run", run_record=run_record)).read_text()
+    words = check_page(page)
+    assert "A sample of 1 test example at round 1; its mean squared error is 4" in words
+    assert "lab-7 5 3 1 1 – –" in words
+    assert ">lab-50</text>" not in page, "so many names do not fit beside the targets"
+
+
+def test_long_names_stand_in_lines() -> None:
+    """They went past the picture's left edge."""
+    names = ["FedAvg, lr 0.1, num_epochs 3, proximal_weight 0.01", "Local"]
+    ends = np.zeros(2)
+    svg = Album().intervals(names, ends, ends, ends, title="title", x_label="x").svg
+    lines = re.findall(r'text-anchor: end[^>]* x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]*)<', svg)
+    assert [line for _, _, line in lines] == ["FedAvg, lr 0.1,", "num_epochs 3,", "proximal_weight 0.01", "Local"]
+    assert all(float(x) > 5.2 * len(line) for x, _, line in lines)
+    heights = [float(y) for _, y, _ in lines]
+    assert min(np.diff(heights)) > 9
 
 
 def test_before_the_first_round_was_evaluated(tmp_path: Path) -> None:

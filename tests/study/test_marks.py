@@ -80,8 +80,7 @@ def test_signs_and_their_legend() -> None:
     assert with_signs(shown, marked, plain=True).loc["A", "x"] == "50.0 ^ ! #"
     assert with_signs(shown, marked).loc["B", "y"] == "70.0"
     assert legend(marked, plain=True) == (
-        "In most seeds: ^ still rising (1), ! diverged (1), # at an edge of the grid (1), "
-        "of 1 pairs of method and case."
+        "In most seeds: ^ still rising (1), ! diverged (1), # at an edge of the grid (1), of 1 pair of method and case."
     )
     assert legend(marked, plain=True).isascii()
     assert legend(table(still_rising=[""])) == ""

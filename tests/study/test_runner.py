@@ -480,7 +480,7 @@ def test_check_compares_metrics(make_study: Callable[..., Study]) -> None:
     with HerePool() as pool:
         assert len(check(study, store, pool, said.append)) == 1
     assert "FedAvg on plain" in said[-1]
-    assert "1 metrics changed: test/acc" in said[-1]
+    assert "1 metric changed: test/acc" in said[-1]
 
 
 def test_runs_are_sent_to_wandb(

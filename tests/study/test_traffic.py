@@ -80,7 +80,7 @@ def test_clients_by_their_examples(make_study: Callable[..., Study]) -> None:
 
     lines = traffic(progress(study)).splitlines()
 
-    assert lines[2].endswith("| up to 1 examples | up to 1000 examples | more |")
+    assert lines[2].endswith("| up to 1 example | up to 1000 examples | more |")
     assert [run.strip() for run in lines[4].strip("|").split("|")][-3:-1] == ["", "50.0"]
 
 

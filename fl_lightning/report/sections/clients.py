@@ -47,8 +47,8 @@ def section(run: Recorded, other: Recorded | None, album: Album) -> Section:
         ]
         better, worse = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
         notes.append(
-            f"Of {count(len(gains), 'client')}, {better} do better than under {other.strategy}, {worse} worse, "
-            f"{len(gains) - better - worse} equally; the mean gain is {signed(float(np.mean(gains)))}."
+            f"Beside {other.strategy}, of {count(len(gains), 'client')}: better {better}, worse {worse}, equal "
+            f"{len(gains) - better - worse}; the mean gain is {signed(float(np.mean(gains)) if gains else None)}."
         )
     if varied:
         x = np.array([sizes[name] for name in names])

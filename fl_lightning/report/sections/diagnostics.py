@@ -12,7 +12,7 @@ from fl_lightning.report.folder import Recorded
 from fl_lightning.report.matrix_pictures import MOST_RUNS
 from fl_lightning.report.pictures import Album
 from fl_lightning.report.record import RunRecord
-from fl_lightning.report.wording import number
+from fl_lightning.report.wording import number, short_names
 
 #: Matrices that are graphs, which are also drawn as such.
 _GRAPHS = ("adjacency", "relation", "collaboration")
@@ -153,6 +153,6 @@ def _placed(
         x_label="first coordinate",
         y_label="second coordinate",
         colors=colors,
-        names=[name.rpartition("-")[2] for name in names] if len(names) <= _MOST_PLACED else [],
+        names=short_names(names) if len(names) <= _MOST_PLACED else [],
         radius=8,
     )

@@ -1,9 +1,11 @@
 """How the data are shared out among the clients."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
+from fl_lightning.counts import count
 from fl_lightning.report.document import Fact, Section
 from fl_lightning.report.figures import Picture, Table
 from fl_lightning.report.folder import Recorded
@@ -50,10 +52,12 @@ def section(run: Recorded, album: Album) -> Section:
         mean = float(np.mean([_cell(partition, row, "clustering") for row in range(len(names))]))
         facts.append(Fact(name="clustering coefficient", value=number(mean), more="mean over clients"))
     for kind, chosen in partition.simulated:
-        what = f"{len(chosen)} of {len(names)} clients"
+        what = f"{len(chosen)} of {count(len(names), 'client')}"
         facts.append(Fact(name=f"simulated: {kind}", value=what, more=", ".join(chosen)))
     header = ["client", *(column.removeprefix("num_").replace("_", " ") for column in partition.columns[1:])]
-    rows = [[name, *(number(float(cell)) for cell in row[1:])] for name, row in zip(names, partition.rows, strict=True)]
+    rows = [
+        [name, *(number(_float(cell)) for cell in row[1:])] for name, row in zip(names, partition.rows, strict=True)
+    ]
     return Section(
         anchor="partition",
         title="Data and partition",
@@ -83,7 +87,11 @@ def _graph_pictures(partition: Partition, names: Sequence[str], album: Album) ->
 
 
 def _cell(partition: Partition, row: int, column: str) -> float:
-    return float(partition.rows[row][partition.columns.index(column)])
+    return _float(partition.rows[row][partition.columns.index(column)])
+
+
+def _float(cell: str | float | None) -> float:
+    return math.nan if cell is None else float(cell)
 
 
 def _label_table(record: RunRecord, partition: Partition, names: Sequence[str]) -> list[Table]:

@@ -1,6 +1,7 @@
 """What was predicted: a confusion matrix, or predictions over true values. Shape legend: K classes."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,9 +32,9 @@ def section(run: Recorded, album: Album) -> Section:
     if chosen is not None and chosen.label_counts is not None:
         return _labels(chosen, np.array(chosen.label_counts, dtype=float), album)
     if chosen is not None and chosen.scored is not None:
-        return links.section(chosen, np.array(chosen.scored, dtype=float).reshape(-1, 2), album)
-    if chosen is not None and chosen.predicted is not None:
-        target, predicted = np.array(chosen.predicted, dtype=float).reshape(-1, 2).T
+        return links.section(chosen, _finite(chosen.scored), album)
+    if chosen is not None and chosen.predicted is not None and len(_finite(chosen.predicted)):
+        target, predicted = _finite(chosen.predicted).T
         residual = float(np.mean((predicted - target) ** 2)) if len(target) else math.nan
         picture = album.points(
             target,
@@ -49,6 +50,13 @@ def section(run: Recorded, album: Album) -> Section:
         )
         return Section(anchor="predictions", title=title, pictures=[picture])
     return Section(anchor="predictions", title=title, empty="No predictions were kept.")
+
+
+def _finite(pairs: Sequence[Sequence[float | None]]) -> Values:
+    """Targets with their predictions, (P, 2), without those that overflowed."""
+    pairs_P2 = np.array(pairs, dtype=float).reshape(-1, 2)
+    finite: Values = pairs_P2[np.isfinite(pairs_P2).all(axis=1)]
+    return finite
 
 
 def _confusion(record: RunRecord, chosen: BestRound, counts_KK: Values, album: Album) -> Section:
