@@ -69,4 +69,4 @@ def test_pictures_of_nothing_and_of_one_value() -> None:
     bars = album.bars(["only"], np.array([0.5]), title="T", x_label="acc")
     assert "from 0.5000 to 0.5000" in bars.svg
     lone = album.network(np.zeros((1, 1)), ["only"], title="T")
-    assert "1 clients, 0 edges" in lone.svg
+    assert "1 client, 0 edges" in lone.svg
