@@ -255,7 +255,8 @@ class Links(Source):
     def _client(
         self, graph: ClientGraph, pair_P3: Tensor, role_P: Tensor, candidate_M2: Tensor, num_nodes: int
     ) -> ClientPairs:
-        linked_P, message_P = pair_P3[:, 2] > 0, pair_P3[:, 2] == 2
+        linked_P = pair_P3[:, 2] > 0
+        message_P = pair_P3[:, 2] == 2
         for role in (Role.VAL, Role.TEST):  # pairs without a link alone measure nothing
             if not bool((role_P[linked_P] == role).any()):
                 role_P = torch.where(role_P == role, torch.tensor(Role.UNUSED, dtype=role_P.dtype), role_P)
