@@ -17,7 +17,7 @@ from fl_lightning.choice.verdict import Interval, Standing, Verdict, decide, dif
 from fl_lightning.counts import count
 from fl_lightning.report.figures import Table
 from fl_lightning.report.wording import duration, number, signed, size
-from fl_lightning.study.store import is_less_better, test_metric
+from fl_lightning.study.store import is_less_better, metric_tested
 
 
 def columns_of(table: Table, width: int) -> list[str]:
@@ -83,7 +83,7 @@ class Answer:
             raise ValueError(
                 f"no method was trained with new seeds within the budget: give a larger one ({self.folder} goes on)"
             )
-        self.metric = test_metric(records[0])
+        self.metric = metric_tested(records[0])
         self.less_is_better = is_less_better(records[0])
         if not any(each.test for each in self.standings):  # there are no test examples
             self.metric = records[0]["monitor"]

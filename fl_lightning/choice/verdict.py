@@ -24,7 +24,7 @@ from fl_lightning.direction import direction_of
 from fl_lightning.report.gaps import half_width
 from fl_lightning.report.wording import number, size
 from fl_lightning.run.curve import STILL_RISING
-from fl_lightning.study.store import Record, is_less_better, test_metric
+from fl_lightning.study.store import Record, is_less_better, metric_tested
 
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
@@ -92,7 +92,7 @@ class Standing:
         """That of the records of a method, by seed."""
         whole = {seed: record for seed, record in records.items() if not record["error"]}
         sign = -1.0 if any(map(is_less_better, whole.values())) else 1.0
-        names = {seed: test_metric(record) for seed, record in whole.items()}
+        names = {seed: metric_tested(record) for seed, record in whole.items()}
         test = {seed: record["result"].get(names[seed]) for seed, record in whole.items()}
         worst = [record["result"].get(f"{names[seed]}_worst") for seed, record in whole.items()]
         known = [value for value in worst if value is not None]

@@ -26,7 +26,7 @@ def metric_reported(record: Record) -> str:
     return metric_of(record["monitor"], record["result"]).rpartition("/")[2]
 
 
-def test_metric(record: Record) -> str:
+def metric_tested(record: Record) -> str:
     """The test metric of the same clients or model as the monitored one: ``benign/test/acc`` of ``benign/val/acc``."""
     return metric_of(record["monitor"], record["result"]).replace("val/", "test/")
 
