@@ -1,6 +1,7 @@
 """The federation's data: what each client holds and how it is split, behind Lightning's data interface."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -388,5 +389,7 @@ class FederatedDataModule(LightningDataModule, Counted):
             non_iidness: Whether to measure that too, which takes seconds on graphs with wide features.
         """
         table = self.source.describe(self.allocation, seed=self.seed, non_iidness=non_iidness)
-        spreads = table.spreads or target_spreads(self.allocation.clients, self.allocation.task)
-        return dataclasses.replace(table, spreads=spreads, simulated=self.allocation.simulated)
+        measure = table.measure_spreads or functools.partial(
+            target_spreads, self.allocation.clients, self.allocation.task
+        )
+        return dataclasses.replace(table, measure_spreads=measure, simulated=self.allocation.simulated)

@@ -2,8 +2,9 @@
 
 import csv
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, field, fields, replace
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -92,8 +93,7 @@ class PartitionTable:
         non_iidness: Mean label divergence from the pooled prior plus mean squared MMD of neighborhoods (FedAux); nan
             without graphs, or where it was not measured.
         class_names: What the classes are called; empty for their numbers.
-        spreads: For each client the least, the quartiles and the greatest of what its examples have, by what that is:
-            targets that are numbers, labels, links, and of many graphs nodes and mean degrees; empty for classes alone.
+        measure_spreads: Computes :attr:`spreads`; None if there are none.
         simulated: What ``data.heterogeneity`` has changed, and the names of the clients that it chose.
     """
 
@@ -108,7 +108,7 @@ class PartitionTable:
     non_iidness: float = float("nan")
     dropped: Dropped = field(default_factory=Dropped)
     class_names: tuple[str, ...] = ()
-    spreads: Spreads = field(default_factory=dict)
+    measure_spreads: Callable[[], Spreads] | None = field(default=None, repr=False, compare=False)
     simulated: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @classmethod
@@ -212,15 +212,16 @@ class PartitionTable:
         of_examples = cls.from_examples(clients, num_classes=num_classes, class_names=class_names)
         counts = [sum(map(bool, count_K)) for count_K in of_examples.label_counts] or [0] * len(clients)
         rows = rows_of(clients, counts, numbers=numbers)
-        return replace(of_examples, rows=rows, spreads=graph_spreads(clients, numbers=numbers))
+        return replace(of_examples, rows=rows, measure_spreads=partial(graph_spreads, clients, numbers=numbers))
 
     @classmethod
     def from_links(
         cls, clients: Sequence[ClientPairs], *, edges_lost: Sequence[int], dropped: Dropped
     ) -> "PartitionTable":
         """Count the links of clients, and the pairs that they are compared with."""
-        rows, spreads = link_rows(clients, edges_lost), link_spreads(clients)
-        return cls(rows=rows, label_counts=(), heterogeneity=float("nan"), dropped=dropped, spreads=spreads)
+        rows = link_rows(clients, edges_lost)
+        measure = partial(link_spreads, clients)
+        return cls(rows=rows, label_counts=(), heterogeneity=float("nan"), dropped=dropped, measure_spreads=measure)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -231,7 +232,17 @@ class PartitionTable:
     @property
     def cells(self) -> list[list[Any]]:
         """The values of every row, by the columns."""
-        return [[getattr(row, name) for name in self.columns] for row in self.rows]
+        columns = self.columns
+        return [[getattr(row, name) for name in columns] for row in self.rows]
+
+    @cached_property
+    def spreads(self) -> Spreads:
+        """For each client the least, the quartiles and the greatest of what its examples have, by what that is.
+
+        Targets that are numbers, labels, links, and of many graphs nodes and mean degrees; none of classes alone. They
+        are computed when they are asked for, as only a picture needs them.
+        """
+        return {} if self.measure_spreads is None else self.measure_spreads()
 
     @property
     def means(self) -> dict[str, float]:
