@@ -8,13 +8,14 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
+from fl_lightning.direction import test_metric
 from fl_lightning.round.metrics import client_values
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Stage
 from fl_lightning.run.callback import Callback, Trainer
 from fl_lightning.terminal import plain_text
 
-from .result_table import client_table, evaluation_table, further_tables, next_steps, number, result_table, test_metric
+from .result_table import client_table, evaluation_table, further_tables, next_steps, number, result_table
 
 #: From this width in columns the bar is longer.
 _WIDE = 100

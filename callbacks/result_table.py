@@ -9,6 +9,7 @@ from rich import box
 from rich.filesize import decimal
 
 from fl_lightning.counts import count
+from fl_lightning.direction import test_metric
 from fl_lightning.run import result as run_result
 from fl_lightning.run.callback import Trainer
 from fl_lightning.run.curve import SIGNS
@@ -176,11 +177,6 @@ def evaluation_table(trainer: Trainer, metrics: Mapping[str, float]) -> PlainTab
 def _weighted(trainer: Trainer) -> str:
     """The name of the mean that counts every example once."""
     return f"weighted by {trainer.run.registry.task.examples}"
-
-
-def test_metric(monitor: str) -> str:
-    """The metric that is reported for the monitored one."""
-    return monitor.replace("val/", "test/")
 
 
 def mean_and_std(metrics: Mapping[str, float], name: str) -> str:

@@ -55,6 +55,16 @@ def metric_of(name: str, known: Container[str] | None = None) -> str:
     return result if known is None or result in known else name
 
 
+def test_metric(monitor: str) -> str:
+    """The test metric of the same clients or model as a monitored one.
+
+    Example:
+        >>> test_metric("val/acc"), test_metric("benign/val/acc")
+        ('test/acc', 'benign/test/acc')
+    """
+    return monitor.replace("val/", "test/")
+
+
 def direction_of(name: str, directions: Mapping[str, Direction] = KNOWN) -> Direction | None:
     """Whether ``max`` or ``min`` of a metric is best; None if unknown.
 

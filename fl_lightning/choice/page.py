@@ -26,8 +26,8 @@ class _Finalists(Album):
         high = np.array([test.mean if test.high != test.high else test.high for test in tests])
         keys = []
         with self._drawing():
-            beside, each, left = in_lines(names)
-            figure, axes = new_axes(0.8 + each * len(names), left=left)
+            beside, height, left = in_lines(names)
+            figure, axes = new_axes(height, left=left)
             place = np.arange(len(names), dtype=np.float64)
             for name, color, dash in ((FLOOR, "faint", "--"), (CEILING, "good", ":")):
                 if name in names and np.isfinite(middle[names.index(name)]):

@@ -5,6 +5,7 @@ Shape legend: N nodes, F features, E directed edges.
 
 import copy
 import warnings
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -66,6 +67,16 @@ class Dropped:
     num_nodes: int = 0
     num_edges: int = 0
     num_classes: int = 0
+
+
+def completed(graph: Data, keys: Collection[str]) -> Data:
+    """A graph with features that say nothing and a single class, where ``x`` and ``y`` are named and missing."""
+    graph, number = copy.copy(graph), graph.num_nodes or 0
+    if "x" in keys and graph.get("x") is None:
+        graph.x = torch.ones(number, 1)
+    if "y" in keys and graph.get("y") is None:
+        graph.y = torch.zeros(number, dtype=torch.int64)
+    return graph
 
 
 def prepare_graph(

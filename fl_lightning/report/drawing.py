@@ -78,11 +78,12 @@ def in_lines(names: Sequence[str]) -> tuple[list[str], float, float]:
     """Names as they stand whole beside an axis, in lines where they are long.
 
     Returns:
-        The names, the inches that a row takes, and what they take to the left, as a share of the width.
+        The names, the inches that a picture of such rows takes, and the share of the width that is theirs.
     """
     lines = [textwrap.wrap(name, _LONGEST_LINE) for name in names]
     most, longest = max(map(len, lines)), max((len(line) for each in lines for line in each), default=0)
-    return ["\n".join(each) for each in lines], max(0.3, 0.15 * most + 0.06), 0.05 + 0.017 * longest
+    height = 0.8 + max(0.3, 0.15 * most + 0.06) * len(names)
+    return ["\n".join(each) for each in lines], height, 0.05 + 0.017 * longest
 
 
 def margin(names: Sequence[str]) -> float:

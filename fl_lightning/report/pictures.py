@@ -162,10 +162,10 @@ class Album(MatrixPictures, GraphPictures):
         with self._drawing():
             if height:
                 beside = fitting(names) if len(names) <= MOST_BARS else [""] * len(names)
-                figure, axes = new_axes(height, left=margin(beside))
+                left = margin(beside)
             else:
-                beside, each, left = in_lines(names)
-                figure, axes = new_axes(0.8 + each * len(names), left=left)
+                beside, height, left = in_lines(names)
+            figure, axes = new_axes(height, left=left)
             position = np.arange(len(names), dtype=np.float64)
             axes.axvline(0, color=stand_in("faint"), lw=1)
             axes.hlines(position, np.where(np.isfinite(low), low, middle), np.where(np.isfinite(high), high, middle))

@@ -22,7 +22,7 @@ from fl_lightning.batches.pairs import ClientPairs
 from fl_lightning.data import GraphSetSource, Links, Source
 from fl_lightning.data.allocation import user_masks_of
 from fl_lightning.data.graph_sets import LoadedGraphs, prepared_graphs
-from fl_lightning.data.preparation import Preparation, checked_edges, prepare_graph
+from fl_lightning.data.preparation import Preparation, checked_edges, completed, prepare_graph
 from fl_lightning.data.sources.array_file import reading
 from fl_lightning.data.sources.base import allow_pickled_graphs
 from fl_lightning.data.sources.graph_sets import graphs_by_part
@@ -263,8 +263,8 @@ def _(client_data: ClientPairs, new: Any, like: Like) -> ClientData:
         raise ValueError(
             "the run's nets have an embedding for each node of their graph (features: identity), and none for new nodes"
         )
-    if graph.get("x") is None and like.source.features == "structure":
-        graph.x = torch.ones(int(graph.num_nodes or 0), 1)
+    if like.source.features == "structure":
+        graph = completed(graph, ("x",))
     plain = _prepared(graph, like.preparation)
     num_nodes = int(plain.num_nodes or 0)
     pairs = checked_edges(graph.edge_label_index, num_nodes, NAME, "edge_label_index")

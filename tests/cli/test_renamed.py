@@ -3,28 +3,13 @@
 from pathlib import Path
 
 import pytest
+from commands import QUICKSTART, refused_after
 
 import fl_lightning as fl
-from fl_lightning.cli import main
 from fl_lightning.renamed import CLASSES, SETTINGS, present_name
 from fl_lightning.strategies.decentralized import map_initialization
 
-QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
-
-
-@pytest.fixture(autouse=True)
-def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FL_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.delenv("FL_DATA_ROOT", raising=False)
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    with pytest.raises(SystemExit) as stop:
-        main(["fit", f"--config={QUICKSTART}", *arguments])
-    assert stop.value.code == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("fl-train: error: ")]
-    return line
+pytestmark = pytest.mark.usefixtures("own_folders")
 
 
 @pytest.mark.parametrize(
@@ -43,7 +28,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     ],
 )
 def test_on_the_command_line(arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert expected in refused(capsys, *arguments)
+    assert expected in refused_after(capsys, "fit", f"--config={QUICKSTART}", *arguments)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +44,7 @@ def test_on_the_command_line(arguments: list[str], expected: str, capsys: pytest
 )
 def test_in_a_configuration(content: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "old.yaml").write_text(content + "\n")
-    assert expected in refused(capsys, f"--config={tmp_path / 'old.yaml'}")
+    assert expected in refused_after(capsys, "fit", f"--config={QUICKSTART}", f"--config={tmp_path / 'old.yaml'}")
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,7 @@
 """Many graphs as one without edges between them, so that they are clients by themselves."""
 
-import copy
 import warnings
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from fl_lightning.data.preparation import (
     Dropped,
     Preparation,
     classes_in,
+    completed,
     dropped,
     names_of_classes,
     names_of_nodes,
@@ -77,15 +77,15 @@ def joined(parts: Iterable[Part]) -> Data:
         if titles and (only := lacking - lacks):
             raise ValueError(f"{titles[0]} has no {min(only)}, but {part.name} has: add it")
         lacking = lacks & lacking if titles else lacks  # what the first one has, all need
-        completed = _completed(part.graph, lacking)
-        graph = prepare_graph(completed, part.preparation, part.name, warns=part.warns, may_lack_edges=True)
+        given = completed(part.graph, lacking)
+        graph = prepare_graph(given, part.preparation, part.name, warns=part.warns, may_lack_edges=True)
         num_names = graph.y.shape[1] if graph.y.dim() > 1 else int(graph.y.max()) + 1
         named.append(names_of_classes(part.graph, num_names, part.name) or part.class_names)
-        losses.append(dropped(completed, graph, part.preparation))
-        for occurring, each in zip(classes, (completed, graph), strict=True):
+        losses.append(dropped(given, graph, part.preparation))
+        for occurring, each in zip(classes, (given, graph), strict=True):
             numbers = classes_in(each, graph, part.preparation)
             occurring |= {named[-1][number] for number in numbers} if named[-1] else numbers
-        names = names_of_nodes(completed, part.name)
+        names = names_of_nodes(given, part.name)
         texts.append(None if names is None else tuple(names[node] for node in graph.source_idx.tolist()))
         prepared.append(graph)
         titles.append(part.name)
@@ -124,16 +124,6 @@ def joined(parts: Iterable[Part]) -> Data:
         empty = [("",) * graph.num_nodes for graph in prepared]
         whole.node_names = [text for names, none in zip(texts, empty, strict=True) for text in names or none]
     return whole
-
-
-def _completed(graph: Data, lacks: Collection[str]) -> Data:
-    """A graph with a feature that says nothing, or a single class, in the place of what it lacks."""
-    graph, number = copy.copy(graph), graph.num_nodes or 0
-    if "x" in lacks:
-        graph.x = torch.ones(number, 1)
-    if "y" in lacks:
-        graph.y = torch.zeros(number, dtype=torch.int64)
-    return graph
 
 
 def _by_name(

@@ -32,7 +32,7 @@ from fl_lightning.data.partition.partitioners import Partitioner
 from fl_lightning.data.partition.record import PartitionRecord
 from fl_lightning.data.partition.subgraphs import client_graphs
 from fl_lightning.data.partition.table import PartitionTable
-from fl_lightning.data.preparation import Preparation, checked_edges, dropped, prepare_graph
+from fl_lightning.data.preparation import Preparation, checked_edges, completed, dropped, prepare_graph
 from fl_lightning.data.settings import check_size
 from fl_lightning.data.sketch import sketch
 from fl_lightning.data.sources.array_file import one_line
@@ -165,10 +165,7 @@ class Links(Source):
         """The raw graph and the prepared one."""
         raw = self.source.load(asked.root, asked.cache_dir).clone()
         given = _add_given(raw, str(self))
-        if raw.get("y") is None:
-            raw.y = torch.zeros(raw.num_nodes, dtype=torch.int64)
-        if raw.get("x") is None and self.features != "own":
-            raw.x = torch.ones(raw.num_nodes or 0, 1)
+        raw = completed(raw, ("y",) if self.features == "own" else ("x", "y"))
         prepared = prepare_graph(raw, self.source.what_is_left, str(self), warns=not self.source.benchmark)
         made_undirected = self.source.what_is_left.undirected
         if not made_undirected and not is_undirected(prepared.edge_index, num_nodes=prepared.num_nodes):

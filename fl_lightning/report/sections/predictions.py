@@ -33,9 +33,9 @@ def section(run: Recorded, album: Album) -> Section:
         return _labels(chosen, np.array(chosen.label_counts, dtype=float), album)
     if chosen is not None and chosen.scored is not None:
         return links.section(chosen, _finite(chosen.scored), album)
-    if chosen is not None and chosen.predicted is not None and len(_finite(chosen.predicted)):
-        target, predicted = _finite(chosen.predicted).T
-        residual = float(np.mean((predicted - target) ** 2)) if len(target) else math.nan
+    if chosen is not None and chosen.predicted is not None and len(pairs_P2 := _finite(chosen.predicted)):
+        target, predicted = pairs_P2.T
+        residual = float(np.mean((predicted - target) ** 2))
         picture = album.points(
             target,
             predicted,
