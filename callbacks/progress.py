@@ -8,7 +8,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from fl_lightning.direction import test_metric
+from fl_lightning.direction import metric_on_test
 from fl_lightning.round.metrics import client_values
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Stage
@@ -104,7 +104,7 @@ class RoundProgressBar(Callback):
         seconds = time.perf_counter() - self._round_start
         self._seconds = seconds if math.isnan(self._seconds) else 0.9 * self._seconds + 0.1 * seconds
         monitor = trainer.run.selection.monitor
-        shown = (monitor, test_metric(monitor))
+        shown = (monitor, metric_on_test(monitor))
         self._values |= {name: metrics[name] for name in shown if name in metrics}
         if trainer.run.selection.best_round == trainer.run.round_idx:
             scores = trainer.run.scores[""]

@@ -9,7 +9,7 @@ from rich import box
 from rich.filesize import decimal
 
 from fl_lightning.counts import count
-from fl_lightning.direction import test_metric
+from fl_lightning.direction import metric_on_test
 from fl_lightning.run import result as run_result
 from fl_lightning.run.callback import Trainer
 from fl_lightning.run.curve import SIGNS
@@ -43,7 +43,7 @@ def further_tables(trainer: Trainer) -> list[PlainTable]:
     """Models on local and on global data, and metrics by class and by degree, as far as they were measured."""
     result, names = trainer.run.selection.result, getattr(trainer.datamodule, "class_names", None)  # unknown of sites
     tables = []
-    if ways := models_and_data(result, test_metric(trainer.run.selection.monitor)):
+    if ways := models_and_data(result, metric_on_test(trainer.run.selection.monitor)):
         table = _new_table(f"{ways[0][1]} of models on data, mean ± std over clients")
         for name in ("model", "local data", "global data"):
             table.add_column(name)
@@ -82,7 +82,7 @@ def _result_rows(trainer: Trainer, clients: Sequence[Sequence[float]]) -> Iterat
     if not result:
         yield "result", "no round was evaluated"
     else:
-        test = test_metric(monitor)
+        test = metric_on_test(monitor)
         best = trainer.run.selection.best_round
         how = f"by {monitor}" if result[monitor] == result[monitor] else "the last, for there is no validation"
         yield "best round", f"{best} of {rounds} (numbered from 0), {how}"
@@ -149,7 +149,7 @@ def client_table(trainer: Trainer, clients: Sequence[Sequence[float]], num_rows:
     """The worst clients at the best round; ``clients`` as in :func:`result_table`."""
     table = _new_table(f"Worst {min(num_rows, len(clients))} of {count(len(clients), 'client')}")
     table.add_column("client", style="bold")
-    for name in ("size", trainer.run.selection.monitor, test_metric(trainer.run.selection.monitor)):
+    for name in ("size", trainer.run.selection.monitor, metric_on_test(trainer.run.selection.monitor)):
         table.add_column(name, justify="right")
     table.show_header = True
     for client, val, test in ranked(trainer, clients)[:num_rows]:

@@ -55,11 +55,11 @@ def metric_of(name: str, known: Container[str] | None = None) -> str:
     return result if known is None or result in known else name
 
 
-def test_metric(monitor: str) -> str:
+def metric_on_test(monitor: str) -> str:
     """The test metric of the same clients or model as a monitored one.
 
     Example:
-        >>> test_metric("val/acc"), test_metric("benign/val/acc")
+        >>> metric_on_test("val/acc"), metric_on_test("benign/val/acc")
         ('test/acc', 'benign/test/acc')
     """
     return monitor.replace("val/", "test/")

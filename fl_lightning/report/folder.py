@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_lightning.direction import direction_of, metric_of, test_metric
+from fl_lightning.direction import direction_of, metric_of, metric_on_test
 from fl_lightning.report.record import RunRecord
 from fl_lightning.run.curve import NUM_OVERFLOWS, SIGNS, Curve, Marks, marks_of
 from fl_lightning.yaml_input import read_yaml
@@ -71,7 +71,7 @@ class Recorded:
     @property
     def test_metric(self) -> str:
         """The metric that is reported."""
-        return test_metric(metric_of(self.monitor, {*self.history, *(self.result.get("result") or {})}))
+        return metric_on_test(metric_of(self.monitor, {*self.history, *(self.result.get("result") or {})}))
 
     @property
     def less_is_better(self) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fl_lightning.direction import KNOWN, Direction, direction_of, metric_of, test_metric
+from fl_lightning.direction import KNOWN, Direction, direction_of, metric_of, metric_on_test
 from fl_lightning.round.metrics import client_values
 from fl_lightning.round.payload import Payload
 
@@ -42,7 +42,7 @@ class Selection:
     @property
     def test(self) -> str:
         """The test metric that is reported: of the mean over clients, whichever summary chooses the round."""
-        return test_metric(self.metric)
+        return metric_on_test(self.metric)
 
     def take(self, metrics: Collection[str]) -> None:
         """Learn the clients' metrics, so that the monitor may be a summary of one."""

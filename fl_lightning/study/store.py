@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from fl_lightning.direction import direction_of, metric_of, test_metric
+from fl_lightning.direction import direction_of, metric_of, metric_on_test
 from fl_lightning.files import whole_file, writing
 from fl_lightning.run.own_code import digest_of_files
 from fl_lightning.study.runs import StudyRun
@@ -28,7 +28,7 @@ def metric_reported(record: Record) -> str:
 
 def metric_tested(record: Record) -> str:
     """The test metric of the same clients or model as the monitored one: ``benign/test/acc`` of ``benign/val/acc``."""
-    return test_metric(metric_of(record["monitor"], record["result"]))
+    return metric_on_test(metric_of(record["monitor"], record["result"]))
 
 
 def is_less_better(record: Record) -> bool:
