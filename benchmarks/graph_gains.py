@@ -1,4 +1,4 @@
-"""What methods gain on SM, tuned and with the protocol's settings: a table of docs/results/leaderboard-graphs.md.
+"""What methods gain on SM, tuned and with the protocol's settings: tables of docs/results/leaderboard-graphs.md.
 
     .venv/bin/python benchmarks/graph_gains.py
 
@@ -8,7 +8,7 @@ is tuned, and of studies/graphs_protocol.yaml, where none is: test accuracy in p
 validation's round and as the mean of the last ten evaluations (rounds 154 to 199); and the mean and standard deviation
 over seeds of what a method gains in the same seed over Local, over FedAvg of all layers that clients have in common,
 and over FedPer, which averages the convolutions alone: the protocol's FedAvg. Runs of a tuned method that chose the
-protocol's settings are in both halves. Writes benchmarks/results/graph_gains.md.
+protocol's settings appear under both. Writes benchmarks/results/graph_gains.md.
 """
 
 import statistics
@@ -61,31 +61,26 @@ def gains(of: Mapping[int, float], over: Mapping[int, float]) -> list[float]:
     return [of[seed] - over[seed] for seed in sorted(of.keys() & over.keys())]
 
 
-def rows(settings: str, found: Accuracies) -> Iterator[str]:
-    """A row for each method."""
+def rows(settings: str, found: Accuracies, place: int) -> Iterator[str]:
+    """A row for each method, at validation's round (0) or on the last rounds (1)."""
     for method, both in found.items():
-        cells = [settings, method, str(len(both[0]))]
-        for place, by_seed in enumerate(both):
-            cells.append(shown(list(by_seed.values())))
-            for base in BASES:
-                over = found[base][place] if base in found else {}
-                cells.append("" if method == base else shown(gains(by_seed, over), "+"))
+        cells = [settings, method, str(len(both[place])), shown(list(both[place].values()))]
+        for base in BASES:
+            over = found[base][place] if base in found else {}
+            cells.append("" if method == base else shown(gains(both[place], over), "+"))
         yield "| " + " | ".join(cells) + " |"
 
 
 def text() -> str:
-    """The table."""
-    untuned = {**accuracies(TUNED, PROTOCOL), **accuracies(UNTUNED)}
+    """The tables."""
+    tuned, untuned = accuracies(TUNED), {**accuracies(TUNED, PROTOCOL), **accuracies(UNTUNED)}
     order = {name: untuned[name] for name in (*BASES, *untuned) if name in untuned}
-    over = [f"over {base}" for base in BASES]
-    head = ["settings", "method", "seeds", "validation's round", *over, "last ten", *over]
-    lines = [
-        "| " + " | ".join(head) + " |",
-        "|---" * len(head) + "|",
-        *rows("tuned", accuracies(TUNED)),
-        *rows("the protocol's", order),
-    ]
-    return "\n".join([*lines, ""])
+    lines = []
+    for place, name in enumerate(("At validation's round", "Mean of the last ten evaluations")):
+        head = ["settings", "method", "seeds", "accuracy", *(f"over {base}" for base in BASES)]
+        lines += [f"**{name}**", "", "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+        lines += [*rows("tuned", tuned, place), *rows("protocol's", order, place), ""]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
