@@ -41,6 +41,7 @@ class Found:
         finalists: The chosen setting of each method that was trained with the reported seeds, the simplest first.
         edges: At which edges of what was tried it stands, by method; empty for none.
         records: Its records, by method and seed.
+        has_new_seeds: Whether these are of new seeds; otherwise they are those of the search, without test metrics.
         left_out: Why methods did not take part.
         dropped: The settings that did not go on.
         num_rounds: Of a whole run.
@@ -51,6 +52,7 @@ class Found:
     finalists: dict[str, Point] = field(default_factory=dict)
     edges: dict[str, str] = field(default_factory=dict)
     records: dict[str, dict[int, Record]] = field(default_factory=dict)
+    has_new_seeds: bool = True
     left_out: dict[str, str] = field(default_factory=dict)
     dropped: list[Dropped] = field(default_factory=list)
     num_rounds: int = 0

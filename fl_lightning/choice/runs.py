@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fl_lightning.choice.candidates import CASE, WrongChoice
 from fl_lightning.choice.halving import lengths
+from fl_lightning.counts import count
+from fl_lightning.run.interruption import uninterrupted
 from fl_lightning.study.definition import Study
 from fl_lightning.study.edge import Point
 from fl_lightning.study.runs import StudyRun, digest_of, make_run
@@ -90,6 +92,11 @@ class Known:
             for each in prepared.candidates
         ]
         runs = [firsts[0], *known._runs(prepared)]
+        if sites and (earlier := {run.key for run in runs if known.record(run) is not None}):
+            say(
+                f"{count(len(earlier), 'run')} of before count: whether the sites' data have changed since cannot be "
+                "seen from here; if they have, give another --output"
+            )
         by_data = {run.data: run for run in reversed(runs)}
         for run, result in pool.map([(run, "partition", (run.arguments,)) for run in by_data.values()]):
             if result is not None and not result["error"]:
@@ -141,5 +148,6 @@ class Known:
             self.partitions |= {run.data: now} if now else {}
         self.records[run.key] = record
         if is_stored:
-            self.store.keep_own_sources(run)
-            self.store.add(record)
+            with uninterrupted():
+                self.store.keep_own_sources(run)
+                self.store.add(record)

@@ -5,6 +5,7 @@ search that was interrupted goes on where it stopped.
 """
 
 import math
+import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -31,6 +32,15 @@ from fl_lightning.study.edge import at_edge
 from fl_lightning.study.record import make_record
 from fl_lightning.study.runs import StudyRun, make_run
 from fl_lightning.study.store import Record, is_less_better
+
+#: The beginning of a refusal of a strategy's setting.
+_REFUSED_SETTING = re.compile(r"(?:\w+: )?(strategy\.\w+) is ")
+
+
+def _with_remedy(error: str) -> str:
+    """Why a method failed; of a setting of its own, with the option that gives another value."""
+    found = _REFUSED_SETTING.match(error)
+    return error if found is None else f"{error} (--grid {found[1]}=VALUE tries another)"
 
 
 class Search:
@@ -89,10 +99,15 @@ class Search:
             WrongChoice: The budget is too small, or no method can be trained.
         """
         self.pool = pool
-        arms = self._begin()
-        for index, length in enumerate(self.rungs[1:]):
-            arms = self._rung(index, arms, length)
-        self._finish(self._finalists(arms))
+        try:
+            arms = self._begin()
+            for index, length in enumerate(self.rungs[1:]):
+                arms = self._rung(index, arms, length)
+            self._finish(self._finalists(arms))
+        except KeyboardInterrupt:
+            for run, result in pool.finished(0.0) if pool.num_busy else ():  # what was computed is recorded
+                self._take(run, result)
+            raise
         self.found.taken, self.found.took = self.meter.taken, self.meter.text(self.meter.taken)
         return self.found
 
@@ -105,7 +120,7 @@ class Search:
         too_small = f"a budget of {self.meter.text(self.meter.limit)} is too small to try it"
         for arm in firsts:
             record = self._record(arm, self.rungs[0])
-            why = too_small if record is None else record["error"]
+            why = too_small if record is None else _with_remedy(record["error"])
             if why := why or self._too_many_bytes(arm, self.rungs[0]):
                 self.found.left_out[arm.method] = why
                 self.say(f"{arm.method} is left out: {why}")
@@ -265,6 +280,16 @@ class Search:
             count += len(batch)
             if len(whole) < len(batch):
                 break
+        if not self.found.records:
+            self.found.has_new_seeds = False
+            self.found.records = {arm.method: self._searched(arm) for arm in arms}
+
+    def _searched(self, arm: Arm) -> dict[int, Record]:
+        """What is known of a finalist without a new seed: validation at the end of the search, by its seed."""
+        record = self._record(arm, self.num_rounds)
+        assert record is not None, "it is a finalist by its score"
+        result = {record["monitor"]: record["val"]}
+        return {record["seed"]: {**record, **record["spent"], "result": result}}
 
     def _finals(self, arms: Sequence[Arm], seed: int) -> list[StudyRun]:
         return [
