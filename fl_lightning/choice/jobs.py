@@ -20,6 +20,7 @@ from fl_lightning.choice.asking import answer_of
 from fl_lightning.choice.candidates import CEILING, COMMON, FLOOR, WrongChoice
 from fl_lightning.choice.halving import MOST_FINALISTS, MOST_POINTS, Cost, Planner, lengths
 from fl_lightning.choice.preparation import Asked, Prepared
+from fl_lightning.choice.runs import Known
 from fl_lightning.remote.schema import (
     MOST,
     MOST_CLIENTS,
@@ -45,7 +46,7 @@ _MAX_BYTES = 2**24
 
 
 def planned_rounds(prepared: Prepared, records: Iterable[Record] = ()) -> int:
-    """Rounds of the largest search among the candidates, without those of records that there are."""
+    """Rounds of the largest search among the candidates, without those of its records that there are."""
     trained = [each for each in prepared.candidates if each.name != CEILING]
     planner = Planner(
         costs={each.name: Cost(start=0.0, each=1.0) for each in trained},
@@ -87,8 +88,8 @@ def answer_at_sites(
         of_these = digest_of(facts)
 
         def make_jobs(prepared: Prepared, store: Store) -> Jobs:
-            records = [each for each in store.records().values() if each.get("sites") == of_these]
-            return Jobs(session, facts, asked.folder / "runs", planned_rounds(prepared, records))
+            records = Known(store, of_these).of_search(prepared)
+            return Jobs(session, facts, asked.folder / "runs", planned_rounds(prepared, records.values()))
 
         return answer_of(asked, say, make_jobs, sites=of_these)
 

@@ -92,7 +92,7 @@ class Known:
             for each in prepared.candidates
         ]
         runs = [firsts[0], *known._runs(prepared)]
-        if sites and (earlier := {run.key for run in runs if known.record(run) is not None}):
+        if sites and (earlier := known.of_search(prepared)):
             say(
                 f"{count(len(earlier), 'run')} of before count: whether the sites' data have changed since cannot be "
                 "seen from here; if they have, give another --output"
@@ -107,6 +107,11 @@ class Known:
         versions = sorted({run.version for run in firsts})
         known.digest = digest_of([sites, known.partitions.get(firsts[0].data, ""), versions])
         return known
+
+    def of_search(self, prepared: "Prepared") -> dict[str, Record]:
+        """The records of a search that count, by key."""
+        found = {run.key: self.record(run) for run in self._runs(prepared)}
+        return {key: record for key, record in found.items() if record is not None}
 
     def _runs(self, prepared: "Prepared") -> Iterator[StudyRun]:
         """The runs of the search that have a record."""

@@ -117,7 +117,7 @@ class Runner:
             try:
                 while self._work(pool):
                     pass
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, SystemExit):  # the latter where a cluster takes a machine back
                 for study_run, result in pool.finished(0.0):  # what was computed is recorded
                     self._take(study_run, result)
                 raise

@@ -210,3 +210,5 @@ def test_jobs_at_other_sites_and_secure_ones_are_searches_of_their_own(choose, i
         names |= {job.name for job in invented.jobs}
     choose(sites, secure=secure, seeds=1)
     assert len(invented.jobs) == 8
+    choose(sites, secure=secure, seeds=1, methods=["FedPer"])  # of what was trained, Local alone is a part of it
+    assert invented.jobs[8].planned_rounds == 2 * (9 + 3 * 9) - (9 + 9)
