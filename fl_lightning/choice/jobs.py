@@ -3,7 +3,8 @@
 A setting that goes on, and a run whose job was stopped, resume from the server's last checkpoint. The first job says
 how many rounds the whole search plans, and every site whose privacy account could not pay for all of them refuses it
 (``Job.planned_rounds``). What was trained at other sites, or without secure aggregation, does not count; whether a
-site's data have changed since cannot be seen from here.
+site's data have changed since cannot be seen from here. What sites refused or failed in is tried again by the next
+start: their policies may have changed, or they may be there again.
 """
 
 import contextlib
@@ -157,10 +158,12 @@ class Jobs(contextlib.AbstractContextManager["Jobs"]):
             self._note(state, name, resumed)  # a job that is stopped goes on from its last checkpoint
             outcome = follow(self.session, submission, self.folder, attempts=_ATTEMPTS, watch=watch)
             if outcome.status != "finished" or outcome.folder is None:
-                return {"error": outcome.message}
+                return {"error": outcome.message, "may_pass": True}
             found = _found(outcome.folder / "result.json")
-        except (ValueError, RuntimeError) as error:
+        except ValueError as error:
             return {"error": str(error)}
+        except RuntimeError as error:  # of the server, not of the method
+            raise WrongChoice(f"{error}; the same command goes on") from error
         rounds = int(found["num_rounds"])
         self.left -= rounds - resumed
         self._note(state, name, rounds)

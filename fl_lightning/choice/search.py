@@ -5,7 +5,6 @@ search that was interrupted goes on where it stopped.
 """
 
 import math
-import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,7 +21,7 @@ from fl_lightning.choice.halving import (
     lengths,
     survivors,
 )
-from fl_lightning.choice.outcome import Dropped, Found, Memory
+from fl_lightning.choice.outcome import Dropped, Found, Memory, with_remedy
 from fl_lightning.choice.runs import Known, Runs, tuning_run
 from fl_lightning.counts import count
 from fl_lightning.report.wording import number, size
@@ -32,15 +31,6 @@ from fl_lightning.study.edge import at_edge
 from fl_lightning.study.record import make_record
 from fl_lightning.study.runs import StudyRun, make_run
 from fl_lightning.study.store import Record, is_less_better
-
-#: The beginning of a refusal of a strategy's setting.
-_REFUSED_SETTING = re.compile(r"(?:\w+: )?(strategy\.\w+) is ")
-
-
-def _with_remedy(error: str) -> str:
-    """Why a method failed; of a setting of its own, with the option that gives another value."""
-    found = _REFUSED_SETTING.match(error)
-    return error if found is None else f"{error} (--grid {found[1]}=VALUE tries another)"
 
 
 class Search:
@@ -120,16 +110,22 @@ class Search:
         too_small = f"a budget of {self.meter.text(self.meter.limit)} is too small to try it"
         for arm in firsts:
             record = self._record(arm, self.rungs[0])
-            why = too_small if record is None else _with_remedy(record["error"])
+            why = too_small if record is None else with_remedy(record["error"])
             if why := why or self._too_many_bytes(arm, self.rungs[0]):
-                self.found.left_out[arm.method] = why
-                self.say(f"{arm.method} is left out: {why}")
+                self._leave_out(arm.method, why)
         names = [name for name in self.candidates if name not in self.found.left_out]
         if not set(names) - {CEILING}:
             raise WrongChoice(f"no method can be trained: {'; '.join(dict.fromkeys(self.found.left_out.values()))}")
         self.beside = [name for name in (FLOOR, COMMON, CEILING) if name in names]
+        if newcomers := [name for name in names if name not in (self.memory.methods or names)]:
+            if self._planner(names).plan(self._left(names)) is not None:
+                self.memory.plan, self.memory.rungs = None, []
+            else:
+                for name in newcomers:
+                    self._leave_out(name, "it could not be trained before, and too little is left of the budget now")
+                names = self.memory.methods
         if self.memory.plan is None:
-            self.memory.plan = self._plan(names)
+            self.memory.plan, self.memory.methods = self._plan(names), names
             self.memory.write()
         points = self.memory.plan.points
         self.say(
@@ -139,15 +135,21 @@ class Search:
         )
         return [arm for name in names for arm in self._arms(name)[:points]]
 
+    def _leave_out(self, method: str, why: str) -> None:
+        self.found.left_out[method] = why
+        self.say(f"{method} is left out: {why}")
+
+    def _left(self, names: Sequence[str]) -> float:
+        """What there is for a plan, which has the first rounds of every method, too."""
+        begun = sum(self.costs[name].each for name in names) * self.rungs[0] / self._planner(names).processes
+        return self.meter.limit - self.meter.taken + begun
+
     def _plan(self, names: Sequence[str]) -> Plan:
-        planner = self._planner(names)
-        begun = sum(self.costs[name].each for name in names) * self.rungs[0] / planner.processes  # a plan has it, too
-        before = self.meter.taken - begun
-        left = self.meter.limit - before
+        planner, left = self._planner(names), self._left(names)
         if (plan := planner.plan(left)) is not None:
             return plan
         text = self.meter.text
-        needed = before + planner.needed() / self.meter.filled
+        needed = self.meter.limit - left + planner.needed() / self.meter.filled
         raise WrongChoice(
             f"a budget of {text(self.meter.limit)} is too small for one setting of each of "
             f"{count(len(names), 'method')} and {self._seeds} of the best: these need about {text(needed)}. "
@@ -374,7 +376,7 @@ class Search:
         if result is not None and not record["error"]:
             record["spent"] = {name: result[name] for name in ("num_rounds", "bytes", "training_seconds")}
         record |= {"asked": self.memory.asked, "elapsed": round(self.meter.taken, 3)}
-        self.known.add(run, record, is_stored=result is not None)
+        self.known.add(run, record, is_stored=result is not None and not result.get("may_pass"))
         self.store.bound_states(self.study.states_gb)
         self._learn(run, record)
         what = f"seed {run.seed}" if run.purpose == "report" else run.setting

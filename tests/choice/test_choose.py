@@ -216,6 +216,28 @@ def test_a_search_in_a_folder_in_use_changes_nothing_in_it(choose: Choose, tmp_p
     assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == files
 
 
+@pytest.mark.parametrize(("budget", "method"), [("3h", "SCAFFOLD"), ("25m", "FedAvg")])
+def test_what_could_not_be_trained_takes_part_where_the_budget_is_enough(
+    budget: str, method: str, choose: Choose
+) -> None:
+    """What had been decided without it is decided anew."""
+    planted, gone = Planted(LEVELS), ["SCAFFOLD"]
+
+    def train(arguments: tuple[str, ...], *others: Any) -> dict[str, Any]:
+        if gone and any(gone[0] in word for word in arguments):
+            return {"error": f"{gone.pop()} is gone", "may_pass": True, "seconds": 0.5, "cpu_seconds": 0.5}
+        return Planted.train(planted, arguments, *others)
+
+    planted.train = train  # type: ignore[method-assign, assignment]
+    asked = {"methods": THREE, "budget": budget, "seeds": 3}
+    first, _ = choose(planted, **asked)
+    assert (first.method, first.found.left_out) == ("FedAvg", {"SCAFFOLD": "SCAFFOLD is gone"})
+    again, _ = choose(planted, **asked)
+    assert again.method == method
+    too_late = {"SCAFFOLD": "it could not be trained before, and too little is left of the budget now"}
+    assert again.found.left_out == ({} if method == "SCAFFOLD" else too_late)
+
+
 @pytest.mark.parametrize("failing", ["", "Pooled"], ids=["all", "all but the ceiling"])
 def test_new_seeds_with_which_nothing_can_be_trained_are_named(failing: str, choose: Choose) -> None:
     planted = Planted(LEVELS)

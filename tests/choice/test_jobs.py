@@ -212,3 +212,25 @@ def test_jobs_at_other_sites_and_secure_ones_are_searches_of_their_own(choose, i
     assert len(invented.jobs) == 8
     choose(sites, secure=secure, seeds=1, methods=["FedPer"])  # of what was trained, Local alone is a part of it
     assert invented.jobs[8].planned_rounds == 2 * (9 + 3 * 9) - (9 + 9)
+
+
+def test_what_a_federation_fails_in_is_tried_again(
+    choose, invented, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gone: list[Outcome | RuntimeError] = [
+        Outcome(status="failed", message="a site is gone"),
+        RuntimeError("the server was not reached for 120 seconds"),
+    ]
+
+    def follow(session: Session, submission: Submission, *given: Any, **others: Any) -> Outcome:
+        if gone and submission.job.strategy["class"] == "FedAvg":
+            if isinstance(found := gone.pop(0), RuntimeError):
+                raise found
+            return found
+        return invented.follow(session, submission, *given, **others)
+
+    monkeypatch.setattr(jobs, "follow", follow)
+    assert choose(seeds=1)[0].found.left_out["FedAvg"] == "a site is gone"
+    with pytest.raises(WrongChoice, match=r"^the server was not reached for 120 seconds; the same command goes on$"):
+        choose(seeds=1)
+    assert list(choose(seeds=1)[0].results["method"]) == ["Local", "FedAvg"]
