@@ -107,7 +107,7 @@ def over_cases(comparisons: pd.DataFrame) -> pd.DataFrame:
 def _wilcoxon(comparisons: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """Cases, mean difference, p, corrected p and verdict of each method."""
     rows: dict[str, dict[str, Any]] = {}
-    least = {}
+    least, ways = {}, {}
     for method, result in comparisons.groupby("method", sort=False):
         gain_K = result["difference"].to_numpy()
         p = np.nan
@@ -115,10 +115,11 @@ def _wilcoxon(comparisons: pd.DataFrame) -> dict[str, dict[str, Any]]:
         if len(gain_K) >= FEWEST_PAIRS:
             p = float(scipy.stats.wilcoxon(gain_K, zero_method="wilcox").pvalue) if number else 1.0
         rows[str(method)] = {"cases": len(gain_K), "difference": float(gain_K.mean()), "p": p}
+        ways[str(method)] = float(np.sign(gain_K) @ scipy.stats.rankdata(np.abs(gain_K)))  # a mean may go the other way
         least[str(method)] = np.nan if np.isnan(p) else 2.0 ** (1 - (number or len(gain_K)))  # if all have one sign
     holm = corrected([row["p"] for row in rows.values()])
-    for row, p, lowest in zip(rows.values(), holm, corrected(least.values()), strict=True):
-        row |= {"holm": p, "verdict": verdict(row["difference"], p) if lowest < LEVEL else FEW_CASES}
+    for (method, row), p, lowest in zip(rows.items(), holm, corrected(least.values()), strict=True):
+        row |= {"holm": p, "verdict": verdict(ways[method], p) if lowest < LEVEL else FEW_CASES}
     return rows
 
 
