@@ -125,7 +125,8 @@ class Jobs(contextlib.AbstractContextManager["Jobs"]):
 
     def submit(self, task: StudyRun, name: str, arguments: Sequence[str], *others: Any) -> None:
         """Take a run, as :func:`fl_lightning.study.worker.train` does; its job is submitted by :meth:`finished`."""
-        self._task = task, arguments, others[-1] or self.folder / f"{task.key}.json"
+        *_, state, _ = others  # the server has the checkpoints, and what there is here says whose they are
+        self._task = task, arguments, state or self.folder / f"{task.key}.json"
 
     def finished(self, seconds: float = math.inf) -> Iterator[tuple[StudyRun, dict[str, Any] | None]]:
         """Submit the job and follow it; yields the run and its result, or nothing if its time is over before."""

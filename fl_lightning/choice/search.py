@@ -117,11 +117,11 @@ class Search:
         if not set(names) - {CEILING}:
             raise WrongChoice(f"no method can be trained: {'; '.join(dict.fromkeys(self.found.left_out.values()))}")
         self.beside = [name for name in (FLOOR, COMMON, CEILING) if name in names]
-        if newcomers := [name for name in names if name not in (self.memory.methods or names)]:
+        if joining := [name for name in names if name not in (self.memory.methods or names)]:
             if self._planner(names).plan(self._left(names)) is not None:
                 self.memory.plan, self.memory.rungs = None, []
             else:
-                for name in newcomers:
+                for name in joining:
                     self._leave_out(name, "it could not be trained before, and too little is left of the budget now")
                 names = self.memory.methods
         if self.memory.plan is None:
@@ -276,15 +276,13 @@ class Search:
             self._train([run for seed in batch for run in self._finals(arms, seed)], until=limit)
             trained = {seed: [self.known.record(run) for run in self._finals(arms, seed)] for seed in batch}
             whole = {seed: records for seed, records in trained.items() if None not in records}
-            for seed, records in whole.items():
-                for record in filter(None, records):
-                    self.found.records.setdefault(record["method"], {})[seed] = record
+            for record in (each for records in whole.values() for each in records if each is not None):
+                self.found.records.setdefault(record["method"], {})[record["seed"]] = record
             count += len(batch)
             if len(whole) < len(batch):
                 break
         if not self.found.records:
-            self.found.has_new_seeds = False
-            self.found.records = {arm.method: self._searched(arm) for arm in arms}
+            self.found.has_new_seeds, self.found.records = False, {arm.method: self._searched(arm) for arm in arms}
 
     def _searched(self, arm: Arm) -> dict[int, Record]:
         """What is known of a finalist without a new seed: validation at the end of the search, by its seed."""
@@ -367,7 +365,8 @@ class Search:
 
     def _task(self, run: StudyRun) -> tuple[Any, ...]:
         state = self.store.state(run) if run.purpose == "tuning" else None
-        return (*run.arguments, "--trainer.logger=false"), self.pool.scratch, (), (), None, state
+        arguments = (*run.arguments, "--trainer.logger=false")
+        return arguments, self.pool.scratch, (), (), None, state, self.store.partial_state(run)
 
     def _take(self, run: StudyRun, result: dict[str, Any] | None) -> None:
         if result is not None and result.get("interrupted"):
@@ -377,6 +376,7 @@ class Search:
             record["spent"] = {name: result[name] for name in ("num_rounds", "bytes", "training_seconds")}
         record |= {"asked": self.memory.asked, "elapsed": round(self.meter.taken, 3)}
         self.known.add(run, record, is_stored=result is not None and not result.get("may_pass"))
+        self.store.forget_partial(run)
         self.store.bound_states(self.study.states_gb)
         self._learn(run, record)
         what = f"seed {run.seed}" if run.purpose == "report" else run.setting

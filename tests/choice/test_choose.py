@@ -363,6 +363,22 @@ class _Stopping:
         return Planted.train(self.planted, *arguments)  # type: ignore[arg-type]
 
 
+def test_a_run_that_is_killed_has_a_state_to_go_on_from_until_it_is_recorded(choose: Choose, tmp_path: Path) -> None:
+    planted, states = Planted(LEVELS), set[Path]()
+
+    def train(arguments: tuple[str, ...], *others: Any) -> dict[str, Any]:
+        others[5].parent.mkdir(exist_ok=True)
+        others[5].touch()
+        states.add(others[5])
+        return Planted.train(planted, arguments, *others)
+
+    planted.train = train  # type: ignore[method-assign, assignment]
+    choose(planted, methods=["FedAvg"], seeds=1)
+    assert {path.parent for path in states} == {tmp_path / "out" / "partial"}
+    assert len(states) == len(planted.trained)
+    assert not any(path.exists() for path in states)
+
+
 @pytest.mark.parametrize("at", [7, 13])
 def test_a_search_that_was_stopped_goes_on(at: int, choose: Choose, tmp_path: Path) -> None:
     whole = Planted(LEVELS)
