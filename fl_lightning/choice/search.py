@@ -346,7 +346,7 @@ class Search:
             if not self.pool.num_busy:
                 return
             for run, result in self.pool.finished(self.meter.seconds_left):
-                if result is None and run.key not in self._lost:
+                if (result is None or result.get("interrupted")) and run.key not in self._lost:
                     self._lost.add(run.key)
                     todo.appendleft(run)
                     continue

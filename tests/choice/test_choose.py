@@ -363,6 +363,21 @@ class _Stopping:
         return Planted.train(self.planted, *arguments)  # type: ignore[arg-type]
 
 
+def test_a_run_that_a_signal_stopped_is_begun_again(choose: Choose) -> None:
+    planted, stopped = Planted(LEVELS), list[Any]()
+
+    def train(arguments: tuple[str, ...], *others: Any) -> dict[str, Any]:
+        if not stopped and any("FedAvg" in word for word in arguments):
+            stopped.append(arguments)
+            return {"error": "stopped by SIGTERM", "interrupted": True}
+        return Planted.train(planted, arguments, *others)
+
+    planted.train = train  # type: ignore[method-assign, assignment]
+    answer, _ = choose(planted, methods=["FedAvg"], seeds=1)
+    assert stopped
+    assert (answer.method, answer.found.left_out) == ("FedAvg", {})
+
+
 def test_a_run_that_is_killed_has_a_state_to_go_on_from_until_it_is_recorded(choose: Choose, tmp_path: Path) -> None:
     planted, states = Planted(LEVELS), set[Path]()
 
