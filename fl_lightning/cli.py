@@ -46,6 +46,9 @@ class _Parser(LightningArgumentParser):
     words: Sequence[str] = ()
     folder = "."
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, allow_abbrev=False, **kwargs)  # a configuration takes whole names alone, too
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         with contextlib.chdir(self.folder):  # out of that of the configuration which is being read
             fail(plain(message, self.words))

@@ -75,4 +75,5 @@ class HerePool(Pool):
         self._results.append((task, None if lost else self.tasks[name](*arguments)))
 
     def finished(self, seconds: float = float("inf")) -> Iterator[tuple[Any, dict[str, Any] | None]]:
-        yield self._results.popleft()
+        if self._results:
+            yield self._results.popleft()

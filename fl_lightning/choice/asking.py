@@ -66,7 +66,7 @@ def answer_of(
             )
             found = search.run(trained)
         try:
-            answer = Answer(found, asked.folder, asked.command)
+            answer = Answer(found, asked.folder, asked.command, data_seed=prepared.base["data"].get("seed"))
         except ValueError as error:
             raise WrongChoice(str(error)) from error
         _write_chosen(answer, prepared)
@@ -94,5 +94,6 @@ def _write_chosen(answer: Answer, prepared: Prepared) -> None:
     whole = resolve([*arguments, *later])
     if whole["error"]:
         raise WrongChoice(whole["error"])
+    said = "".join(f"# {' '.join(line.split())}\n" for line in (answer.sentence, *answer.notes))
     with whole_file(answer.config) as temporary:
-        temporary.write_text(f"# {answer.sentence}\n{whole['config']}")
+        temporary.write_text(f"{said}{whole['config']}")

@@ -3,7 +3,8 @@
 A setting that goes on, and a run whose job was stopped, resume from the server's last checkpoint. The first job says
 how many rounds the whole search plans, and every site whose privacy account could not pay for all of them refuses it
 (``Job.planned_rounds``). What was trained at other sites, or without secure aggregation, does not count; whether a
-site's data have changed since cannot be seen from here.
+site's data have changed since cannot be seen from here. What sites refused or failed in is tried again by the next
+start: their policies may have changed, or they may be there again.
 """
 
 import contextlib
@@ -20,6 +21,7 @@ from fl_lightning.choice.asking import answer_of
 from fl_lightning.choice.candidates import CEILING, COMMON, FLOOR, WrongChoice
 from fl_lightning.choice.halving import MOST_FINALISTS, MOST_POINTS, Cost, Planner, lengths
 from fl_lightning.choice.preparation import Asked, Prepared
+from fl_lightning.choice.runs import Known
 from fl_lightning.remote.schema import (
     MOST,
     MOST_CLIENTS,
@@ -45,7 +47,7 @@ _MAX_BYTES = 2**24
 
 
 def planned_rounds(prepared: Prepared, records: Iterable[Record] = ()) -> int:
-    """Rounds of the largest search among the candidates, without those of records that there are."""
+    """Rounds of the largest search among the candidates, without those of its records that there are."""
     trained = [each for each in prepared.candidates if each.name != CEILING]
     planner = Planner(
         costs={each.name: Cost(start=0.0, each=1.0) for each in trained},
@@ -87,8 +89,8 @@ def answer_at_sites(
         of_these = digest_of(facts)
 
         def make_jobs(prepared: Prepared, store: Store) -> Jobs:
-            records = [each for each in store.records().values() if each.get("sites") == of_these]
-            return Jobs(session, facts, asked.folder / "runs", planned_rounds(prepared, records))
+            records = Known(store, of_these).of_search(prepared)
+            return Jobs(session, facts, asked.folder / "runs", planned_rounds(prepared, records.values()))
 
         return answer_of(asked, say, make_jobs, sites=of_these)
 
@@ -123,7 +125,8 @@ class Jobs(contextlib.AbstractContextManager["Jobs"]):
 
     def submit(self, task: StudyRun, name: str, arguments: Sequence[str], *others: Any) -> None:
         """Take a run, as :func:`fl_lightning.study.worker.train` does; its job is submitted by :meth:`finished`."""
-        self._task = task, arguments, others[-1] or self.folder / f"{task.key}.json"
+        *_, state, _ = others  # the server has the checkpoints, and what there is here says whose they are
+        self._task = task, arguments, state or self.folder / f"{task.key}.json"
 
     def finished(self, seconds: float = math.inf) -> Iterator[tuple[StudyRun, dict[str, Any] | None]]:
         """Submit the job and follow it; yields the run and its result, or nothing if its time is over before."""
@@ -156,10 +159,12 @@ class Jobs(contextlib.AbstractContextManager["Jobs"]):
             self._note(state, name, resumed)  # a job that is stopped goes on from its last checkpoint
             outcome = follow(self.session, submission, self.folder, attempts=_ATTEMPTS, watch=watch)
             if outcome.status != "finished" or outcome.folder is None:
-                return {"error": outcome.message}
+                return {"error": outcome.message, "may_pass": True}
             found = _found(outcome.folder / "result.json")
-        except (ValueError, RuntimeError) as error:
+        except ValueError as error:
             return {"error": str(error)}
+        except RuntimeError as error:  # of the server, not of the method
+            raise WrongChoice(f"{error}; the same command goes on") from error
         rounds = int(found["num_rounds"])
         self.left -= rounds - resumed
         self._note(state, name, rounds)

@@ -47,6 +47,8 @@ class _Finalists(Album):
             svg = self._finish(figure, f"Finalists, {answer.metric}: {summary}.")
         note = "Means over seeds that took no part in the search, with 95 % intervals (Student's t). "
         note += "The intervals of two methods may overlap although the paired difference is clear."
+        if not answer.found.has_new_seeds:
+            note = "Validation of the seed of the search: none was trained with a new one."
         return Picture(title="Between training alone and training on all data", svg=svg, note=note, keys=keys)
 
 

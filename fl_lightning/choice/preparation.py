@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,8 @@ class Prepared:
     """A search that can begin.
 
     Attributes:
-        study: A method for each candidate, and one case.
+        folder: Where the study's files go.
+        base: What all runs share, by group.
         candidates: The methods.
         digest: Of all that was asked for, and of the files of the user's own classes.
         seed: The configuration's.
@@ -81,7 +83,8 @@ class Prepared:
         later: The trainer's settings that the search does without, and the chosen configuration has again.
     """
 
-    study: Study
+    folder: Path
+    base: Mapping[str, Any]
     candidates: Sequence[Candidate]
     digest: str
     seed: int
@@ -92,9 +95,17 @@ class Prepared:
     max_bytes: float | None
     later: Mapping[str, Any]
 
+    @cached_property
+    def study(self) -> Study:
+        """A method for each candidate, and one case; its files are written when it is first asked for."""
+        path = self.folder / f"config-{digest_of(self.base)}.yaml"
+        _write(path, self.base)
+        _write(self.folder / "study.yaml", _study(path.name, self.candidates, self.seed))
+        return Study(self.folder / "study.yaml")
+
 
 def prepare(asked: Asked) -> Prepared:
-    """Read what was asked for, and write the study into the folder.
+    """Read what was asked for.
 
     Raises:
         WrongChoice: It is refused.
@@ -116,11 +127,9 @@ def prepare(asked: Asked) -> Prepared:
     rest = [[each.name, each.settings, list(each.points)] for each in methods]
     own = digest_of_files(own_files(own_names([base, rest])))
     digest = digest_of([base, rest, budget, in_runs, asked.seeds, limit, *([own] if own else [])])
-    path = asked.folder / f"config-{digest_of(base)}.yaml"
-    _write(path, base)
-    _write(asked.folder / "study.yaml", _study(path.name, methods, int(config["seed_everything"])))
     return Prepared(
-        study=Study(asked.folder / "study.yaml"),
+        folder=asked.folder,
+        base=base,
         candidates=methods,
         digest=digest,
         seed=int(config["seed_everything"]),
@@ -192,7 +201,7 @@ def described(
             f"{', '.join(description.unwritten)} cannot be written as a configuration, which the processes that train "
             "need: save a graph with torch.save and give fl_lightning.data.FileSource, put a class into a module"
         )
-    path = folder / "given.yaml"
+    path = folder / f"given-{digest_of(config)}.yaml"  # another search in the folder has its own
     _write(path, config)
     return path
 

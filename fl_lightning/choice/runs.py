@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fl_lightning.choice.candidates import CASE, WrongChoice
 from fl_lightning.choice.halving import lengths
+from fl_lightning.counts import count
+from fl_lightning.run.interruption import uninterrupted
 from fl_lightning.study.definition import Study
 from fl_lightning.study.edge import Point
 from fl_lightning.study.runs import StudyRun, digest_of, make_run
@@ -90,6 +92,11 @@ class Known:
             for each in prepared.candidates
         ]
         runs = [firsts[0], *known._runs(prepared)]
+        if sites and (earlier := known.of_search(prepared)):
+            say(
+                f"{count(len(earlier), 'run')} of before count: whether the sites' data have changed since cannot be "
+                "seen from here; if they have, give another --output"
+            )
         by_data = {run.data: run for run in reversed(runs)}
         for run, result in pool.map([(run, "partition", (run.arguments,)) for run in by_data.values()]):
             if result is not None and not result["error"]:
@@ -100,6 +107,11 @@ class Known:
         versions = sorted({run.version for run in firsts})
         known.digest = digest_of([sites, known.partitions.get(firsts[0].data, ""), versions])
         return known
+
+    def of_search(self, prepared: "Prepared") -> dict[str, Record]:
+        """The records of a search that count, by key."""
+        found = {run.key: self.record(run) for run in self._runs(prepared)}
+        return {key: record for key, record in found.items() if record is not None}
 
     def _runs(self, prepared: "Prepared") -> Iterator[StudyRun]:
         """The runs of the search that have a record."""
@@ -141,5 +153,6 @@ class Known:
             self.partitions |= {run.data: now} if now else {}
         self.records[run.key] = record
         if is_stored:
-            self.store.keep_own_sources(run)
-            self.store.add(record)
+            with uninterrupted():
+                self.store.keep_own_sources(run)
+                self.store.add(record)

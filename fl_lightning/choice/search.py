@@ -21,7 +21,7 @@ from fl_lightning.choice.halving import (
     lengths,
     survivors,
 )
-from fl_lightning.choice.outcome import Dropped, Found, Memory
+from fl_lightning.choice.outcome import Dropped, Found, Memory, with_remedy
 from fl_lightning.choice.runs import Known, Runs, tuning_run
 from fl_lightning.counts import count
 from fl_lightning.report.wording import number, size
@@ -89,10 +89,15 @@ class Search:
             WrongChoice: The budget is too small, or no method can be trained.
         """
         self.pool = pool
-        arms = self._begin()
-        for index, length in enumerate(self.rungs[1:]):
-            arms = self._rung(index, arms, length)
-        self._finish(self._finalists(arms))
+        try:
+            arms = self._begin()
+            for index, length in enumerate(self.rungs[1:]):
+                arms = self._rung(index, arms, length)
+            self._finish(self._finalists(arms))
+        except KeyboardInterrupt:
+            for run, result in pool.finished(0.0) if pool.num_busy else ():  # what was computed is recorded
+                self._take(run, result)
+            raise
         self.found.taken, self.found.took = self.meter.taken, self.meter.text(self.meter.taken)
         return self.found
 
@@ -105,16 +110,22 @@ class Search:
         too_small = f"a budget of {self.meter.text(self.meter.limit)} is too small to try it"
         for arm in firsts:
             record = self._record(arm, self.rungs[0])
-            why = too_small if record is None else record["error"]
+            why = too_small if record is None else with_remedy(record["error"])
             if why := why or self._too_many_bytes(arm, self.rungs[0]):
-                self.found.left_out[arm.method] = why
-                self.say(f"{arm.method} is left out: {why}")
+                self._leave_out(arm.method, why)
         names = [name for name in self.candidates if name not in self.found.left_out]
         if not set(names) - {CEILING}:
             raise WrongChoice(f"no method can be trained: {'; '.join(dict.fromkeys(self.found.left_out.values()))}")
         self.beside = [name for name in (FLOOR, COMMON, CEILING) if name in names]
+        if joining := [name for name in names if name not in (self.memory.methods or names)]:
+            if self._planner(names).plan(self._left(names)) is not None:
+                self.memory.plan, self.memory.rungs = None, []
+            else:
+                for name in joining:
+                    self._leave_out(name, "it could not be trained before, and too little is left of the budget now")
+                names = self.memory.methods
         if self.memory.plan is None:
-            self.memory.plan = self._plan(names)
+            self.memory.plan, self.memory.methods = self._plan(names), names
             self.memory.write()
         points = self.memory.plan.points
         self.say(
@@ -124,15 +135,21 @@ class Search:
         )
         return [arm for name in names for arm in self._arms(name)[:points]]
 
+    def _leave_out(self, method: str, why: str) -> None:
+        self.found.left_out[method] = why
+        self.say(f"{method} is left out: {why}")
+
+    def _left(self, names: Sequence[str]) -> float:
+        """What there is for a plan, which has the first rounds of every method, too."""
+        begun = sum(self.costs[name].each for name in names) * self.rungs[0] / self._planner(names).processes
+        return self.meter.limit - self.meter.taken + begun
+
     def _plan(self, names: Sequence[str]) -> Plan:
-        planner = self._planner(names)
-        begun = sum(self.costs[name].each for name in names) * self.rungs[0] / planner.processes  # a plan has it, too
-        before = self.meter.taken - begun
-        left = self.meter.limit - before
+        planner, left = self._planner(names), self._left(names)
         if (plan := planner.plan(left)) is not None:
             return plan
         text = self.meter.text
-        needed = before + planner.needed() / self.meter.filled
+        needed = self.meter.limit - left + planner.needed() / self.meter.filled
         raise WrongChoice(
             f"a budget of {text(self.meter.limit)} is too small for one setting of each of "
             f"{count(len(names), 'method')} and {self._seeds} of the best: these need about {text(needed)}. "
@@ -259,12 +276,20 @@ class Search:
             self._train([run for seed in batch for run in self._finals(arms, seed)], until=limit)
             trained = {seed: [self.known.record(run) for run in self._finals(arms, seed)] for seed in batch}
             whole = {seed: records for seed, records in trained.items() if None not in records}
-            for seed, records in whole.items():
-                for record in filter(None, records):
-                    self.found.records.setdefault(record["method"], {})[seed] = record
+            for record in (each for records in whole.values() for each in records if each is not None):
+                self.found.records.setdefault(record["method"], {})[record["seed"]] = record
             count += len(batch)
             if len(whole) < len(batch):
                 break
+        if not self.found.records:
+            self.found.has_new_seeds, self.found.records = False, {arm.method: self._searched(arm) for arm in arms}
+
+    def _searched(self, arm: Arm) -> dict[int, Record]:
+        """What is known of a finalist without a new seed: validation at the end of the search, by its seed."""
+        record = self._record(arm, self.num_rounds)
+        assert record is not None, "it is a finalist by its score"
+        result = {record["monitor"]: record["val"]}
+        return {record["seed"]: {**record, **record["spent"], "result": result}}
 
     def _finals(self, arms: Sequence[Arm], seed: int) -> list[StudyRun]:
         return [
@@ -321,7 +346,7 @@ class Search:
             if not self.pool.num_busy:
                 return
             for run, result in self.pool.finished(self.meter.seconds_left):
-                if result is None and run.key not in self._lost:
+                if (result is None or result.get("interrupted")) and run.key not in self._lost:
                     self._lost.add(run.key)
                     todo.appendleft(run)
                     continue
@@ -340,7 +365,8 @@ class Search:
 
     def _task(self, run: StudyRun) -> tuple[Any, ...]:
         state = self.store.state(run) if run.purpose == "tuning" else None
-        return (*run.arguments, "--trainer.logger=false"), self.pool.scratch, (), (), None, state
+        arguments = (*run.arguments, "--trainer.logger=false")
+        return arguments, self.pool.scratch, (), (), None, state, self.store.partial_state(run)
 
     def _take(self, run: StudyRun, result: dict[str, Any] | None) -> None:
         if result is not None and result.get("interrupted"):
@@ -349,7 +375,8 @@ class Search:
         if result is not None and not record["error"]:
             record["spent"] = {name: result[name] for name in ("num_rounds", "bytes", "training_seconds")}
         record |= {"asked": self.memory.asked, "elapsed": round(self.meter.taken, 3)}
-        self.known.add(run, record, is_stored=result is not None)
+        self.known.add(run, record, is_stored=result is not None and not result.get("may_pass"))
+        self.store.forget_partial(run)
         self.store.bound_states(self.study.states_gb)
         self._learn(run, record)
         what = f"seed {run.seed}" if run.purpose == "report" else run.setting

@@ -142,7 +142,9 @@ class Verdict:
     notes: Sequence[str] = ()
 
 
-def decide(standings: Sequence[Standing], metric: str, *, less_is_better: bool, num_rounds: int) -> Verdict:
+def decide(
+    standings: Sequence[Standing], metric: str, *, less_is_better: bool, num_rounds: int, has_new_seeds: bool = True
+) -> Verdict:
     """The verdict over the finalists.
 
     Args:
@@ -151,6 +153,7 @@ def decide(standings: Sequence[Standing], metric: str, *, less_is_better: bool, 
             metric, which is then given as ``test``, too.
         less_is_better: Whether it is an error.
         num_rounds: Of a whole run.
+        has_new_seeds: Whether the results are of new seeds; otherwise they are validation's of the search's own.
 
     Raises:
         ValueError: No finalist but the ceiling has a result.
@@ -197,7 +200,14 @@ def decide(standings: Sequence[Standing], metric: str, *, less_is_better: bool, 
             sentence = f"{words.than(chosen.method, against.method, test)}{_bytes(chosen, against)}"
         else:
             sentence = f"{chosen.method}: the simplest of those that tie"
-    notes = [] if words.has_test else ["There are no test examples: the numbers are validation's, which decided, too."]
+    notes = []
+    if not has_new_seeds:
+        notes.append(
+            "The budget ended before all finalists were trained with a new seed: the numbers are validation's of the "
+            "seed of the search, which chose the settings, too, so they are optimistic. A larger --budget goes on."
+        )
+    elif not words.has_test:
+        notes.append("There are no test examples: the numbers are validation's, which decided, too.")
     notes += _notes(chosen, against, best, test, words, num_rounds)
     notes += [
         f"{each.method} {'has not all results' if each.method == CEILING else 'is out'}: {len(each.errors)} of its "

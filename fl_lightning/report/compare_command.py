@@ -11,6 +11,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the verb; returns the exit code, 2 for a mistake of the user's."""
     parser = argparse.ArgumentParser(
         prog="fl-train compare",
+        allow_abbrev=False,
         description="Set runs side by side: what differs in their settings, how they learn, paired differences.",
     )
     parser.add_argument(

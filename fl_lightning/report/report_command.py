@@ -11,6 +11,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the verb; returns the exit code, 2 for a mistake of the user's."""
     parser = argparse.ArgumentParser(
         prog="fl-train report",
+        allow_abbrev=False,
         description="Write the page of each run (report.html) from the files in its folder.",
     )
     parser.add_argument(

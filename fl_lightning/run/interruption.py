@@ -1,6 +1,8 @@
 """Signals that end a run in an orderly way."""
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 
 
@@ -34,3 +36,16 @@ class Interruption:
         if self.received is not None:
             raise KeyboardInterrupt
         self.received = number
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Keep SIGINT and SIGTERM back during the block.
+
+    Raises:
+        KeyboardInterrupt: One of them arrived; the block was done.
+    """
+    with Interruption() as interruption:
+        yield
+    if interruption.received is not None:
+        raise KeyboardInterrupt

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pandas as pd
 from rich.console import Console
@@ -55,7 +55,10 @@ _DESCRIPTION = """Run methods × cases × seeds with equal tuning, in parallel; 
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports a mistake in one line."""
+    """Takes whole names of options alone, and reports a mistake in one line."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(allow_abbrev=False, **kwargs)
 
     def error(self, message: str) -> NoReturn:
         fail(f"study: {message}")

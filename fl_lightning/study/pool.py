@@ -75,17 +75,18 @@ class Pool(AbstractContextManager["Pool"]):
         """Wait until a worker is done or dead; yields its task and its result, which is None if it died.
 
         Args:
-            seconds: Wait for no longer than this.
+            seconds: Wait for no longer than this; those that are ready by then are there with 0, too.
         """
         busy = [worker for worker in self._workers if worker.task is not None]
         ready: list[Any] = []
         looked = time.monotonic()
-        end = looked + max(seconds, 0.0)
-        while busy and not ready and looked < end:
-            step = min(5.0, self.silence_seconds / 4, end - looked)
+        end, is_over = looked + max(seconds, 0.0), not busy
+        while not ready and not is_over:
+            step = min(5.0, self.silence_seconds / 4, max(end - looked, 0.0))
             ready = wait([each for worker in busy for each in (worker.connection, worker.process.sentinel)], step)
             now = time.monotonic()
-            if now - looked > 3 * step:  # this process was stopped itself, maybe together with the others
+            is_over = now >= end
+            if step and now - looked > 3 * step:  # this process was stopped itself, maybe together with the others
                 for worker in busy:
                     worker.beat.value = now
             looked = now

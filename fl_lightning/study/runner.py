@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.counts import count
+from fl_lightning.run.interruption import uninterrupted
 from fl_lightning.run.version import digest_of_sources, sources
 from fl_lightning.study.definition import Study
 from fl_lightning.study.leases import Leases
@@ -85,6 +86,7 @@ class Runner:
         self._under_way: set[str] = set()
         self._lost: set[str] = set()
         self._tried: set[str] = set()
+        self._stopped: set[str] = set()
         self._others_train = False
 
     def run(self, pool: Pool) -> Tally:
@@ -112,22 +114,33 @@ class Runner:
         self._start = time.monotonic()
         self.processes = pool.processes
         with self.leases:
-            while True:
-                while pool.num_idle and not self._time_is_up() and (study_run := self._next()) is not None:
-                    self._under_way.add(study_run.key)
-                    pool.submit(study_run, "train", *self._task(study_run, pool.scratch))
-                if pool.num_busy:
-                    for study_run, result in pool.finished(self.look_seconds if self._others_train else math.inf):
-                        self._take(study_run, result)
-                elif self._others_train and not self._time_is_up():
-                    time.sleep(self.look_seconds)
-                else:
-                    break
+            try:
+                while self._work(pool):
+                    pass
+            except (KeyboardInterrupt, SystemExit):  # the latter where a cluster takes a machine back
+                for study_run, result in pool.finished(0.0):  # what was computed is recorded
+                    self._take(study_run, result)
+                raise
         return self.summary()
+
+    def _work(self, pool: Pool) -> bool:
+        """Begin what can be begun and wait for what ends; whether there is more to do."""
+        while pool.num_idle and not self._time_is_up() and (study_run := self._next()) is not None:
+            self._under_way.add(study_run.key)
+            pool.submit(study_run, "train", *self._task(study_run, pool.scratch))
+        if pool.num_busy:
+            for study_run, result in pool.finished(self.look_seconds if self._others_train else math.inf):
+                self._take(study_run, result)
+            return True
+        if self._others_train and not self._time_is_up():
+            time.sleep(self.look_seconds)
+            return True
+        return False
 
     def summary(self) -> Tally:
         """What was done here, and what is left."""
         self.read_others()
+        self._tried -= self._stopped
         self.tally.missing = sum(1 for _ in self.todo())
         left = {run.key for run in self._all_runs() if self.progress.state(run) == "failed"} - self._tried
         self.tally.failed_before = len(left)
@@ -143,10 +156,10 @@ class Runner:
 
     def report_others(self) -> None:
         """Count what other processes have recorded since the last time as trained, and say it."""
-        for record in self.read_others():
-            run = next((run for run in self._all_runs() if run.key == record["key"]), None)
-            if run is not None:
-                self._count(run, record)
+        new = {record["key"]: record for record in self.read_others()}
+        runs = {run.key: run for run in self._all_runs() if run.key in new}
+        for index, (key, record) in enumerate((key, new[key]) for key in new if key in runs):
+            self._count(runs[key], record, len(runs) - 1 - index)
 
     def count_as_tried(self, keys: Iterable[str]) -> None:
         """Do not train these runs, whatever came of them."""
@@ -285,13 +298,16 @@ class Runner:
         """Record a result, unless another process has taken the run over in the meantime, and return its lease."""
         self._tried.add(run.key)
         record = make_record(run, result) if not result.get("interrupted") else None
-        with self.leases.held(run.key) as is_mine:
-            if record is not None and is_mine:
-                self.store.keep_own_sources(run)
-                self.store.add(record, kept_rounds(self.study, run, result))
-                self.store.forget_partial(run)
-        self.leases.release(run.key)
+        with uninterrupted():
+            with self.leases.held(run.key) as is_mine:
+                if record is not None and is_mine:
+                    self.store.keep_own_sources(run)
+                    self.store.add(record, kept_rounds(self.study, run, result))
+                    self.store.forget_partial(run)
+            self.leases.release(run.key)
         if record is None:
+            self._stopped.add(run.key)
+            self.say(f"{run.title} was {result['error']}: it is still to do")
             return
         if not is_mine:
             self._tried.discard(run.key)
@@ -301,15 +317,17 @@ class Runner:
         self.progress.take({run.key: record})
         self._count(run, record)
 
-    def _count(self, run: StudyRun, record: Record) -> None:
+    def _count(self, run: StudyRun, record: Record, unsaid: int = 0) -> None:
         self.tally.trained += 1
         if record["error"]:
             self.tally.failed[run.title] = record["error"]
-        self.say(self._line(run, record))
+        self.say(self._line(run, record, unsaid))
 
-    def _line(self, run: StudyRun, record: Record) -> str:
+    def _line(self, run: StudyRun, record: Record, unsaid: int) -> str:
+        """How a run ended, and how many have, by whichever process, but for those of which lines follow."""
         left = list(self.todo())
-        done = f"[{self.tally.trained}/{self.tally.trained + len(left)}] {run.title}: "
+        tried = {each.key for each in self._all_runs()} & self._tried
+        done = f"[{len(tried - self._stopped) - unsaid}/{len(tried) + len(left)}] {run.title}: "
         done += f"failed: {record['error']}" if record["error"] else f"{record['monitor']} {record['val']:.4g}"
         return f"{done}, {record['seconds']:.1f} s{self._left(left)}"
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.counts import count
+from fl_lightning.run.interruption import uninterrupted
 from fl_lightning.run.version import digest_of_sources, sources
 from fl_lightning.study.definition import Study
 from fl_lightning.study.leases import Leases
@@ -73,15 +74,17 @@ def _train(study: Study, store: Store, run: StudyRun, scratch: Path, leases: Lea
     folder = store.files({"method": run.method, "case": run.case, "seed": run.seed})
     keep = study.keep if run.purpose == "report" else ()
     arguments = as_read(task_arguments(study, run, study.wandb or Wandb()), scratch)
-    result = train(arguments, scratch, study.history, keep, folder)
+    partial = store.partial_state(run)
+    result = train(arguments, scratch, study.history, keep, folder, None, partial)
     if result.get("interrupted"):
-        raise WrongStudy(f"{run.title}: {result['error']}; nothing was recorded, so that it is still to do")
+        raise WrongStudy(f"{run.title}: {result['error']}; nothing was recorded, and it goes on if it is begun again")
     record = make_record(run, result)
-    with leases.held(run.key) as is_mine:
+    with uninterrupted(), leases.held(run.key) as is_mine:
         if not is_mine:
             raise WrongStudy(f"{run.title} was taken over by another process, since this one showed no sign of life")
         store.keep_own_sources(run)
         store.add(record, kept_rounds(study, run, result))
+        store.forget_partial(run)
     return record
 
 

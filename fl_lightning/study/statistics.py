@@ -3,7 +3,8 @@
 Metrics are paired by case and seed: a seed draws partition, split and initialization, alike for every method. Seeds of
 a case are compared by the paired t-test (five pairs are too few for a rank test to reject anything), cases by the
 Wilcoxon signed-rank test of their means and by Friedman's with Nemenyi's (Demšar, "Statistical comparisons of
-classifiers over multiple data sets", JMLR 2006). Several tests that are read together are corrected by Holm's method.
+classifiers over multiple data sets", JMLR 2006). Cases without any difference are left out of the former, as Wilcoxon
+does; Demšar divides their ranks. Several tests that are read together are corrected by Holm's method.
 A comparison is unfinished where most runs of either method were still rising: neither is then called above or below.
 """
 
@@ -106,17 +107,19 @@ def over_cases(comparisons: pd.DataFrame) -> pd.DataFrame:
 def _wilcoxon(comparisons: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """Cases, mean difference, p, corrected p and verdict of each method."""
     rows: dict[str, dict[str, Any]] = {}
-    least = {}
+    least, ways = {}, {}
     for method, result in comparisons.groupby("method", sort=False):
         gain_K = result["difference"].to_numpy()
         p = np.nan
-        if len(gain_K) >= FEWEST_PAIRS and np.any(gain_K):
-            p = float(scipy.stats.wilcoxon(gain_K).pvalue)
+        number = np.count_nonzero(gain_K)  # of the others the test knows nothing
+        if len(gain_K) >= FEWEST_PAIRS:
+            p = float(scipy.stats.wilcoxon(gain_K, zero_method="wilcox").pvalue) if number else 1.0
         rows[str(method)] = {"cases": len(gain_K), "difference": float(gain_K.mean()), "p": p}
-        least[str(method)] = np.nan if np.isnan(p) else 2.0 ** (1 - len(gain_K))  # if all differences have one sign
+        ways[str(method)] = float(np.sign(gain_K) @ scipy.stats.rankdata(np.abs(gain_K)))  # a mean may go the other way
+        least[str(method)] = np.nan if np.isnan(p) else 2.0 ** (1 - (number or len(gain_K)))  # if all have one sign
     holm = corrected([row["p"] for row in rows.values()])
-    for row, p, lowest in zip(rows.values(), holm, corrected(least.values()), strict=True):
-        row |= {"holm": p, "verdict": verdict(row["difference"], p) if lowest < LEVEL else FEW_CASES}
+    for (method, row), p, lowest in zip(rows.items(), holm, corrected(least.values()), strict=True):
+        row |= {"holm": p, "verdict": verdict(ways[method], p) if lowest < LEVEL else FEW_CASES}
     return rows
 
 

@@ -86,9 +86,8 @@ def _to_target(runs: Sequence[tuple[Record, Rounds]], target: Mapping[int, float
     if not target:
         return {}
     there = []
+    runs = [(record, rounds) for record, rounds in runs if record["seed"] in target]
     for record, rounds in runs:
-        if record["seed"] not in target:
-            continue
         if record["monitor"] not in rounds:
             return {"MB to the target": "", "reached in": f"unknown: {record['monitor']} of every round was not kept"}
         sign = -1.0 if is_less_better(record) else 1.0

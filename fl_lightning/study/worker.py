@@ -41,6 +41,8 @@ _MOST_WARNINGS = 5
 class _States(Callback):
     """Writes the run's state after the last round, and from time to time before; with it what the run has taken.
 
+    A run that a signal ends before its last round leaves its state, too.
+
     Args:
         last: File for the last state, if that is wanted.
         partial: File for the earlier ones, if these are wanted.
@@ -76,10 +78,12 @@ class _States(Callback):
 
     def on_checkpoint_point(self, trainer: Trainer) -> None:
         """Write the state, if it is time."""
+        is_cut = trainer.run.interrupted and trainer.run.round_idx < trainer.num_rounds
         is_over = trainer.run.should_stop or trainer.run.round_idx >= trainer.num_rounds
-        if self.last is not None and is_over and trainer.run.interruption.received is None:
+        is_due = is_cut or (not is_over and time.monotonic() - self._written >= self.every_seconds)
+        if self.last is not None and is_over and not is_cut:
             trainer.save_checkpoint(self.last)
-        elif self.partial is not None and not is_over and time.monotonic() - self._written >= self.every_seconds:
+        elif self.partial is not None and is_due:
             self._written = time.monotonic()
             try:
                 trainer.save_checkpoint(self.partial)
@@ -270,8 +274,10 @@ def partition_of(arguments: Sequence[str]) -> dict[str, Any]:
 def _found(cli: RunCLI, history: Sequence[str]) -> dict[str, Any]:
     trainer: FederatedTrainer = cli.trainer  # type: ignore[assignment]
     run, selection = trainer.run, trainer.run.selection
-    if run.interruption.received is not None:
-        return {"error": f"stopped by {signal.Signals(run.interruption.received).name}", "interrupted": True}
+    if run.interrupted and (run.round_idx < trainer.num_rounds or run.unseen_clients):
+        received = run.interruption.received
+        name = "a signal" if received is None else signal.Signals(received).name  # of another process
+        return {"error": f"stopped by {name}", "interrupted": True}
     whole = summary(run)
     asked = dict.fromkeys([*history, selection.monitor]) if history else ()
     wanted = [name for name in asked if any(name in row for row in run.history)]

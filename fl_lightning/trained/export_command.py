@@ -12,6 +12,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the verb; returns the exit code, 2 for a mistake of the user's."""
     parser = argparse.ArgumentParser(
         prog="fl-train export",
+        allow_abbrev=False,
         description="Write a trained model's state_dict, and beside it a file of Python that loads it.",
     )
     parser.add_argument("run", metavar="RUN", help="folder of a run, such as runs/quickstart/version_0")

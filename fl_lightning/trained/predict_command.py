@@ -13,6 +13,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the verb; returns the exit code, 2 for a mistake of the user's."""
     parser = argparse.ArgumentParser(
         prog="fl-train predict",
+        allow_abbrev=False,
         description="Predict new nodes, graphs, links or examples with a trained model. (fl-train predict --config ... "
         "predicts those that the clients have.)",
     )

@@ -30,7 +30,10 @@ def choose(tmp_path: Path) -> Choose:
         start = planted.seconds
         said: list[str] = []
         settings = {"config": ["mine.yaml"], "folder": tmp_path / "out", "budget": "1h", **asked}
-        pool = HerePool(train=planted.train, partition=planted.partition)
-        return answer_of(Asked(**settings), said.append, lambda *given: pool, lambda: planted.seconds - start), said
+
+        def pool(*given: Any) -> HerePool:
+            return HerePool(train=planted.train, partition=planted.partition)
+
+        return answer_of(Asked(**settings), said.append, pool, lambda: planted.seconds - start), said
 
     return run

@@ -117,7 +117,12 @@ def test_settings_go_on_by_resuming_their_runs_and_nothing_is_trained_twice(sess
     assert planned == sorted(planned, reverse=True)
     assert planned[0] - planned[-1] == 2 * (9 + 3 * 9) - 9  # all but the last job's
     assert planned[-1] >= 9
-    assert str(choose()[0]) == str(answer)
+    again, said = choose()
+    assert str(again) == str(answer)
+    assert said[0] == (
+        "13 runs of before count: whether the sites' data have changed since cannot be seen from here; if they have, "
+        "give another --output"
+    )
     assert len(session.submissions) == len(submitted)
     check_stopped_jobs_go_on(session, choose, answer)
 
@@ -205,3 +210,27 @@ def test_jobs_at_other_sites_and_secure_ones_are_searches_of_their_own(choose, i
         names |= {job.name for job in invented.jobs}
     choose(sites, secure=secure, seeds=1)
     assert len(invented.jobs) == 8
+    choose(sites, secure=secure, seeds=1, methods=["FedPer"])  # of what was trained, Local alone is a part of it
+    assert invented.jobs[8].planned_rounds == 2 * (9 + 3 * 9) - (9 + 9)
+
+
+def test_what_a_federation_fails_in_is_tried_again(
+    choose, invented, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gone: list[Outcome | RuntimeError] = [
+        Outcome(status="failed", message="a site is gone"),
+        RuntimeError("the server was not reached for 120 seconds"),
+    ]
+
+    def follow(session: Session, submission: Submission, *given: Any, **others: Any) -> Outcome:
+        if gone and submission.job.strategy["class"] == "FedAvg":
+            if isinstance(found := gone.pop(0), RuntimeError):
+                raise found
+            return found
+        return invented.follow(session, submission, *given, **others)
+
+    monkeypatch.setattr(jobs, "follow", follow)
+    assert choose(seeds=1)[0].found.left_out["FedAvg"] == "a site is gone"
+    with pytest.raises(WrongChoice, match=r"^the server was not reached for 120 seconds; the same command goes on$"):
+        choose(seeds=1)
+    assert list(choose(seeds=1)[0].results["method"]) == ["Local", "FedAvg"]

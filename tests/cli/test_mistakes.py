@@ -41,6 +41,7 @@ pytestmark = pytest.mark.usefixtures("own_folders")
         (["--data.source=nowhere.Mine"], "data.source: 'nowhere.Mine' cannot be imported: ModuleNotFoundError: No mod"),
         (["--data.partitioner=fl_lightning.data.Cuts"], "'fl_lightning.data.Cuts' cannot be imported: AttributeError"),
         (["--trainer.num_rounds=many"], "trainer.num_rounds"),
+        (["--trainer.num_round=3"], "there is no option --trainer.num_round: did you mean --trainer.num_rounds?"),
         (["--trainer.num_rounds=0"], "trainer.num_rounds must be at least 1, got 0"),
         (["--strategy=FedAvgg"], "did you mean FedAvg?"),
         (["--strategy.num_neighbors=5"], "num_neighbors is 5, but each of the 5 training clients has 4 others"),

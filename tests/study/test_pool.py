@@ -1,5 +1,6 @@
 """Worker processes: they stay alive, may be killed, and end with the process that started them."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -7,13 +8,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from fl_lightning.study import runs
 from fl_lightning.study.definition import Study
-from fl_lightning.study.pool import Pool
+from fl_lightning.study.pool import Pool, _Worker
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.runner import Runner
 from fl_lightning.study.runs import make_run
@@ -92,6 +94,17 @@ def test_a_killed_study_leaves_no_worker_and_goes_on(
     ]
     assert [progress.state(run) for run in runs] == ["done"] * 8
     assert (study.results / "results.csv").read_text().count("\n") == 9
+
+
+def test_what_is_ready_needs_no_wait() -> None:
+    pool, (ours, theirs) = Pool(1), multiprocessing.Pipe()
+    process, beat = SimpleNamespace(sentinel=theirs), SimpleNamespace(value=time.monotonic())
+    pool._workers = [_Worker(process=process, connection=ours, beat=beat, task="run")]  # type: ignore[arg-type]
+    with pool._folder, ours, theirs:
+        assert list(pool.finished(0.0)) == []
+        theirs.send({"error": ""})
+        assert list(pool.finished(0.0)) == [("run", {"error": ""})]
+        assert list(pool.finished(0.0)) == []
 
 
 @pytest.mark.full

@@ -244,6 +244,7 @@ def test_status_of_runs_whose_files_were_not_recorded(
         (["table", "small.yaml"], "results/small has no reported runs yet: fl-train study run small.yaml"),
         (["run", "small.yaml", "--minutes", "-5"], "'-5' is not a time: give a number of at least 0"),
         (["run", "small.yaml", "--state_seconds", "nan"], "'nan' is not a time: give a number of at least 0"),
+        (["run", "small.yaml", "--process", "2"], "study: unrecognized arguments: --process 2"),
         (["train", "small.yaml", "--run", "abc"], "--run abc is not to do in small.yaml"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

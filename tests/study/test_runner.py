@@ -4,7 +4,8 @@ import argparse
 import json
 import math
 import re
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from fl_lightning.study.progress import Progress
 from fl_lightning.study.report import write_report
 from fl_lightning.study.runner import Runner, Tally
 from fl_lightning.study.single import check, sweep, train_run
-from fl_lightning.study.store import Store
+from fl_lightning.study.store import Record, Store
 from fl_lightning.study.table import on_current_data, tidy
 
 
@@ -110,6 +111,57 @@ def test_what_is_cut_off_goes_on(make_study: Callable[..., Study]) -> None:
     assert {key: (r["val"], r.get("result")) for key, r in again.items()} == {
         key: (r["val"], r.get("result")) for key, r in whole.items()
     }
+
+
+def test_runs_of_other_processes_are_counted(make_study: Callable[..., Study]) -> None:
+    study, said = make_study(), list[str]()
+    watching = Runner(study, Store(study.results), say=said.append)
+    run(study, minutes=None, methods=["Local"])
+    watching.report_others()
+    assert [line.split()[0] for line in said] == [f"[{number}/12]" for number in range(1, 7)]
+
+
+def test_a_run_that_a_signal_stopped_is_still_to_do(make_study: Callable[..., Study]) -> None:
+    def stopped(arguments: tuple[str, ...], *others: Any) -> dict[str, Any]:
+        cut = "--seed_everything=1" in arguments and any("Local" in word for word in arguments)
+        return {"error": "stopped by SIGTERM", "interrupted": True} if cut else invented(arguments)
+
+    study = make_study(tuning=None, cases={"plain": {}})
+    tally, _, said = run(study, HerePool(train=stopped))
+    assert (tally.trained, tally.failed, tally.missing) == (3, {}, 1)
+    assert said[1] == "Local on plain, seed 1 was stopped by SIGTERM: it is still to do"
+    assert [line.split()[0] for line in said[2:]] == ["[2/4]", "[3/4]"]
+    assert run(study)[0].trained == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_run_is_recorded_waits(
+    number: int, make_study: Callable[..., Study], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = Store.add
+
+    def interrupted(self: Store, record: Record, rounds: Any = None) -> None:
+        signal.raise_signal(number)
+        add(self, record, rounds)
+
+    monkeypatch.setattr(Store, "add", interrupted)
+    study = make_study(tuning=None)
+    with pytest.raises(KeyboardInterrupt):
+        run(study)
+    assert len(Store(study.results).records()) == 1
+
+
+def test_what_was_computed_when_a_signal_arrives_is_recorded(make_study: Callable[..., Study]) -> None:
+    class Interrupted(HerePool):
+        def finished(self, seconds: float = math.inf) -> Iterator[tuple[Any, dict[str, Any] | None]]:
+            if seconds and self.trained:
+                raise KeyboardInterrupt
+            yield from super().finished(seconds)
+
+    study = make_study(tuning=None)
+    with pytest.raises(KeyboardInterrupt):
+        run(study, Interrupted())
+    assert len(Store(study.results).records()) == 1
 
 
 def test_a_failed_run_stops_nothing(make_study: Callable[..., Study]) -> None:
@@ -580,7 +632,7 @@ def test_an_agent_that_is_stopped_records_nothing(
     study = make_study()
     store = Store(study.results)
     key = next(Runner(study, store).todo(ready=True)).key
-    with pytest.raises(WrongStudy, match="stopped by SIGTERM; nothing was recorded"):
+    with pytest.raises(WrongStudy, match="stopped by SIGTERM; nothing was recorded, and it goes on"):
         train_run(study, store, key, tmp_path)
     assert not store.records()
 
@@ -593,7 +645,7 @@ def test_an_agent_keeps_files(
     study = make_study(tuning=None, keep=["report.json"])
     store = Store(study.results)
     train_run(study, store, next(Runner(study, store).todo(ready=True)).key, tmp_path)
-    assert asked[0][3:] == (("report.json",), study.results / "files" / "Local" / "plain" / "0")
+    assert asked[0][3:5] == (("report.json",), study.results / "files" / "Local" / "plain" / "0")
 
 
 def test_check_leaves_out_what_failed(make_study: Callable[..., Study], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,6 +129,30 @@ def test_over_few_cases_nothing_is_said_that_no_result_could_change(methods: int
     assert list(overall["verdict"]) == [word] * methods
 
 
+@pytest.mark.parametrize(
+    ("gains", "p", "word"),
+    [
+        ([1, 2, 3, 4, 5, 0], 2 / 2**5, "too few cases to test"),
+        ([1, 2, 3, 4, 5, 6, 0], 2 / 2**6, "above"),
+        ([-1, -2, 3, 4, 5, 6, 0], 10 / 2**6, "not distinguishable"),
+        ([0, 0, 0, 0, 0, 0], 1.0, "not distinguishable"),
+        ([0, 0, 0, 0, 0], 1.0, "too few cases to test"),
+        ([-1, -2, -3, -4, -5, -6, -7, -8, -9, -10, -11, 100], 70 * 2 / 2**12, "below"),
+    ],
+)
+def test_over_cases_ranks_count(gains: list[int], p: float, word: str) -> None:
+    """Without the cases that have no difference, and not the mean's way. P-values by counting.
+
+    5 of 64 assignments of signs have a sum of negative ranks of at most 1 + 2; 70 of 4096 have one of at most 12.
+    """
+    cases = {f"case {k}": {"Local": BASE, "Other": [v + gain for v in BASE]} for k, gain in enumerate(gains)}
+    compared = statistics.against_baselines(table(cases, val={"Local": 1.0}), ["Local"])
+    compared["difference"] = [float(gain) for gain in gains]
+    (row,) = statistics.over_cases(compared).to_dict("records")
+    assert row["p"] == pytest.approx(p)
+    assert (row["cases"], row["verdict"]) == (len(gains), word)
+
+
 def test_a_baseline_without_the_metric_is_none() -> None:
     actual = table({"a": {"Local": BASE, "FedAvg": BASE, "Better": BETTER}}, val={"Local": 0.9, "FedAvg": 0.8})
     actual.loc[actual["method"] == "Local", "test"] = math.nan

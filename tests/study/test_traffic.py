@@ -61,6 +61,18 @@ def test_bytes_to_the_chosen_round_and_to_the_target(make_study: Callable[..., S
     assert [run.strip() for run in lines[5].strip("|").split("|")][3:] == ["4", "0.4", "4", "2 of 2"]
 
 
+def test_only_seeds_in_which_there_is_a_target_are_counted(make_study: Callable[..., Study]) -> None:
+    def fails(arguments: tuple[str, ...], *others: Any) -> dict[str, Any]:
+        has_failed = {"--strategy=Local", "--seed_everything=1"} <= set(arguments)
+        return {"error": "too cold"} if has_failed else known(arguments)
+
+    study = make_study(tuning=None, cases={"plain": {}}, history=HISTORY, traffic={"target": "Local"})
+    with HerePool(train=fails) as pool:
+        Runner(study, Store(study.results), say=lambda line: None).run(pool)
+    lines = traffic(Progress(study, Store(study.results))).splitlines()
+    assert [line.split("|")[-2].strip() for line in lines[4:6]] == ["1 of 1", "1 of 1"]
+
+
 def test_where_the_monitored_metric_was_not_kept_that_is_said(make_study: Callable[..., Study]) -> None:
     def without(arguments: tuple[str, ...], *others: Any) -> dict[str, Any]:
         result = known(arguments)

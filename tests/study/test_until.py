@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from fl_lightning.study import runs
 from fl_lightning.study.definition import Study, WrongStudy
 from fl_lightning.study.runs import StudyRun, make_run
 from fl_lightning.study.store import Store
-from fl_lightning.study.worker import _States, train
+from fl_lightning.study.worker import _ChosenClients, _States, train
 
 QUIET = ("--trainer.logger=false",)
 NOTHING = ("", {})
@@ -114,6 +115,22 @@ def test_a_run_goes_on_without_a_state_that_cannot_be_written(make_study: Callab
     result = train((*run_of(study).arguments, *QUIET), tmp_path, partial=partial, every_seconds=0.0)
     assert (result["error"], result["num_rounds"]) == ("", 2)
     assert sum("the run goes on without a state to resume from" in each for each in result["warnings"]) == 1
+
+
+@pytest.mark.parametrize(("hook", "resumed"), [("on_round_end", 1), ("on_fit_end", 0)])
+def test_a_signal_costs_a_run_nothing_that_was_computed(
+    hook: str, resumed: int, make_study: Callable[..., Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = make_study(tuning=None)
+    arguments, partial = (*run_of(study).arguments, *QUIET), tmp_path / "state.ckpt"
+    with monkeypatch.context() as patch:
+        patch.setattr(_ChosenClients, hook, lambda *_: signal.raise_signal(signal.SIGTERM))
+        result = train(arguments, tmp_path, partial=partial)
+    if resumed:
+        assert result["error"] == "stopped by SIGTERM"
+        assert result["interrupted"]
+        result = train(arguments, tmp_path, partial=partial)
+    assert (result["error"], result["num_rounds"], result["resumed"]) == ("", 2, resumed)
 
 
 @pytest.mark.full
