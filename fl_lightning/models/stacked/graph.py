@@ -17,7 +17,7 @@ from fl_lightning.batches.graph_sets import GraphSetBatch
 from fl_lightning.batches.graphs import GraphBatch
 from fl_lightning.kernels.block_sparse import block_matmul
 from fl_lightning.kernels.edge_products import edge_maxima, edge_sums
-from fl_lightning.kernels.incidence import Incidence
+from fl_lightning.kernels.incidence import Incidence, as_often
 from fl_lightning.kernels.linear import linear
 from fl_lightning.models.output import NetOutput
 from fl_lightning.models.stacked.functions import NotStackable, StackedFunctions
@@ -132,9 +132,8 @@ class StackedEdges:
 
     def weighted(self, weight_EH: Tensor, z_NHD: Tensor) -> Tensor:
         """The same with weights and values of several heads, (N, H, D)."""
-        if self.incidence.counts is not None:  # an edge of a sample stands for several
-            weight_EH = weight_EH * self.incidence.values(self.incidence.counts, owner=self.owner)
-        sums = edge_sums(self.batch.edges, weight_EH.movedim(-1, 0), z_NHD.movedim(-2, 0), owner=self.owner)
+        weight_HE = as_often(self.batch.edge_operator, weight_EH.movedim(-1, 0), owner=self.owner)
+        sums = edge_sums(self.batch.edges, weight_HE, z_NHD.movedim(-2, 0), owner=self.owner)
         return sums.movedim(0, -2)
 
     def sources(self, x_ND: Tensor) -> Tensor:
