@@ -13,7 +13,6 @@ from fl_lightning.models.fitting import fitted
 from fl_lightning.models.plain import name_of
 from fl_lightning.saved_tensors import load_data
 
-
 #: What PyTorch's BatchNorm counts in a file, and clients' does not (``adopt_statistics``).
 COUNTER = "num_batches_tracked"
 

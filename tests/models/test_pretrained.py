@@ -113,7 +113,7 @@ def test_the_file_of_a_net_with_batch_norm_fits_it(tmp_path) -> None:
     state = Pretrained(4, 2, build, str(tmp_path / "w.pt")).state_dict()
     assert set(state) == set(net.state_dict()) - {"1.num_batches_tracked"}
     assert all(torch.equal(value, net.state_dict()[name]) for name, value in state.items())
-    with pytest.raises(ValueError, match="does not fit Sequential: 2.weight"):
+    with pytest.raises(ValueError, match=r"does not fit Sequential: 2\.weight"):
         Pretrained(4, 5, build, str(tmp_path / "w.pt"))
 
 

@@ -82,7 +82,7 @@ def _on_dense(name: str) -> Callable[..., Any]:
 
 for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "matmul", "pow", "neg"):
     setattr(Features, f"__{_name}__", _on_dense(f"__{_name}__"))
-for _name in ("getitem", "len", "gt", "ge", "lt", "le"):
+for _name in ("getitem", "len", "gt", "ge", "lt", "le", "eq", "ne"):
     setattr(Features, f"__{_name}__", _on_dense(f"__{_name}__"))
 
 
