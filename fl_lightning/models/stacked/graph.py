@@ -113,10 +113,10 @@ class StackedEdges:
         self.attr: Tensor | None = None
         if batch.links is not None and batch.has_edge_weights:
             value = batch.links.derived(edge_weights, batch.adjacency)
-            self.weight = self.incidence.values(value, owner=self.owner).squeeze(-1)
+            self.weight = self.incidence.values(value, owner=self.owner).squeeze(-1).to(batch.dtype)
         if batch.edge_operator.entries is not None:
             assert self.incidence.attributes is not None
-            self.attr = self.incidence.values(self.incidence.attributes, owner=self.owner)
+            self.attr = self.incidence.values(self.incidence.attributes, owner=self.owner).to(batch.dtype)
 
     @property
     def incidence(self) -> Incidence:
