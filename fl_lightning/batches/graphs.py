@@ -53,6 +53,7 @@ class GraphBatch(Batch):
         node_mask: Nodes that are not padding (C, N); the ``example_mask`` if nodes are the examples.
         degree: Number of neighbors of each node, without itself, int64 (C, N); in a directed graph those that send it
             messages. With those at other clients, if a strategy has made them known.
+        dtype: Floating point type of the features, which sparse operators may not have (on a CPU none has bfloat16).
         x: The features X (C, N, F) if they are dense, else None.
         propagated_x: Â X (C, N, F) if the features are dense and neither they nor Â are random, or if a strategy has
             made that of the whole graph known; else None.
@@ -75,6 +76,7 @@ class GraphBatch(Batch):
 
     node_mask: Tensor = field(metadata=NODES)
     degree: Tensor = field(metadata=NODES)
+    dtype: torch.dtype
     x: Tensor | None = field(metadata=NODES)
     propagated_x: Tensor | None = field(metadata=NODES)
     adjacency: BlockSparse = field(metadata=SQUARE)
@@ -228,14 +230,6 @@ class GraphBatch(Batch):
         """The batch of one client with dense features."""
         return self if self.plain is None or self.x is not None else dataclasses.replace(self, x=self.plain.x)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Floating point type of the features."""
-        if self.sparse_x is None:
-            assert self.x is not None
-            return self.x.dtype
-        return self.sparse_x.matrix.dtype
-
 
 class GraphCollator(Collator):
     """Turns clients' graphs into batches; normalizes and propagates each graph once.
@@ -298,6 +292,7 @@ class GraphCollator(Collator):
         return {
             "node_mask": node_mask_CN.to(self.device),
             "degree": pad([_degree(graph) for graph in graphs], self.device),
+            "dtype": self.dtype,
             "x": None if self.sparse_features else pad([graph.x_NF.to(self.dtype) for graph in graphs], self.device),
             "propagated_x": self._propagated(graphs, adjacency),
             "adjacency": adjacency.to(self.device, self.operator_dtype),

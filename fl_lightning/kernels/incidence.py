@@ -59,6 +59,15 @@ class Incidence:
         return found
 
 
+def as_often(operator: BlockSparse, weight_KE: Tensor, *, owner: Tensor) -> Tensor:
+    """Weights of edges, (K, E), times how often each edge counts, if these are a sample; likewise."""
+    if operator.totals is None:
+        return weight_KE
+    incidence = operator.derived(Incidence)
+    assert incidence.counts is not None
+    return weight_KE * incidence.values(incidence.counts, owner=owner).squeeze(-1)
+
+
 def _ends(edges: Edges, node: Tensor, value: Tensor | None = None) -> BlockSparse:
     """A matrix (E, N) of each client with a value (None: one) where an edge has a node."""
     height, width = edges.num_blocks * edges.longest, edges.num_nodes

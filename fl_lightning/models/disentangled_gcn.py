@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fl_lightning.batches import GraphBatch
 from fl_lightning.kernels.edge_products import edge_products, edge_sums
+from fl_lightning.kernels.incidence import as_often
 from fl_lightning.kernels.linear import check_dropout, check_widths
 from fl_lightning.kernels.randomness import dropout
 from fl_lightning.models.gin import FeatureMap
@@ -92,6 +93,7 @@ def route(h_KND: Tensor, batch: GraphBatch, num_iterations: int) -> Tensor:
     center_KND, edges, owner = z_KND, batch.edges, batch.node_mask
     for _ in range(num_iterations):
         share_KE = edge_products(edges, center_KND, z_KND, owner=owner).softmax(dim=0)
+        share_KE = as_often(batch.edge_operator, share_KE, owner=owner)
         center_KND = unit(z_KND + edge_sums(edges, share_KE, z_KND, owner=owner))
     return center_KND
 

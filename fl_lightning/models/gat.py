@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fl_lightning.batches.graphs import GraphBatch
 from fl_lightning.kernels.edge_products import edge_maxima, edge_products, edge_sums
+from fl_lightning.kernels.incidence import as_often
 from fl_lightning.kernels.linear import Linear, check_dropout, check_widths
 from fl_lightning.models.gcn import layer_widths
 from fl_lightning.models.readout import PooledStack, Readout, ReadoutKind
@@ -64,6 +65,7 @@ class GATConvolution(nn.Module):
             for attention in (self.attention_to, self.attention_from)
         )
         weight_HE, own_HN = self._weights(to_HN, from_HN, batch)
+        weight_HE = as_often(batch.edge_operator, weight_HE, owner=batch.node_mask)
         z_HNP = z_NHP.movedim(-2, 0)
         total_HN1 = edge_sums(batch.edges, weight_HE, torch.ones_like(z_HNP[..., :1]), owner=batch.node_mask)
         sum_HNP = edge_sums(batch.edges, weight_HE, z_HNP, owner=batch.node_mask)

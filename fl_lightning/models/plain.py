@@ -135,7 +135,7 @@ class PlainNet(nn.Module):
             self.takes_stacks = not self.pools and not any(foreign(self._stacked[0]))
             *others, fullest = trial.edge_data()
             for edges in (fullest,) if self.takes_stacks else (*others, fullest):
-                try_on_stack(self, num_features, **edges)
+                try_on_stack(self, num_features, has_numbers=trial.has_numbers, **edges)
         except NotStackable as error:
             self._stacked, self.takes_stacks, self.why_alone = (), False, str(error)
         self.transposed: tuple[str, ...] = () if self.why_alone else linear_weights(self)

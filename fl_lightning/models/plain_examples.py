@@ -41,7 +41,7 @@ class PlainExampleNet(PlainNet):
         self._stacked = self._net  # under vmap it runs as it is
         self.takes_stacks, self.transposed, self.why_alone = False, (), ""
         try:
-            try_examples_on_stack(self, trial.graph.x.shape[1:])
+            try_examples_on_stack(self, trial.graph.x.shape[1:], has_numbers=trial.has_numbers)
         except NotStackable as error:
             self._stacked, self.why_alone = (), str(error)
         self.train(self.training)

@@ -18,11 +18,21 @@ from fl_lightning.models.plain_inputs import EDGE_INPUTS, GIVEN, Inputs, edge_wi
 
 
 class _Graph:
-    """A path of three nodes, the last of which counts as a second graph; or three examples."""
+    """A path of three nodes, the last of which counts as a second graph; or three examples.
 
-    def __init__(self, shape: tuple[int, ...], *, like: Tensor | None, edge_width: int | None) -> None:
+    Args:
+        shape: Of what a node, or an example, has.
+        like: A tensor of the type and on the device of what they have.
+        edge_width: Number of attributes of an edge; None for edges without any.
+        has_numbers: Whether they have the numbers of things, here 0, rather than quantities.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], *, like: Tensor | None, edge_width: int | None, has_numbers: bool = False
+    ) -> None:
         to: dict[str, Any] = {} if like is None else {"dtype": like.dtype, "device": like.device}
-        self.x = torch.linspace(-1, 1, 3 * math.prod(shape), **to).view(3, *shape)
+        bound = 0 if has_numbers else 1
+        self.x = torch.linspace(-bound, bound, 3 * math.prod(shape), **to).view(3, *shape)
         self.edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]], device=self.x.device)
         self.edge_weight = None if edge_width is None else self.x.new_ones(4)
         self.edge_attr = None if edge_width is None else self.x.new_ones(4, edge_width)
@@ -30,7 +40,11 @@ class _Graph:
 
 
 class Trial:
-    """Examines a module by calling copies of it on three nodes or examples; ``inputs.pools`` says whether it pools."""
+    """Examines a module by calling copies of it on three nodes or examples; ``inputs.pools`` says whether it pools.
+
+    Attributes:
+        has_numbers: Whether it computes on the numbers of things alone, as one with an ``nn.Embedding`` does.
+    """
 
     def __init__(self, net: nn.Module, inputs: Inputs, num_features: int | tuple[int, ...]) -> None:
         shape = (num_features,) if isinstance(num_features, int) else num_features
@@ -40,9 +54,9 @@ class Trial:
         like, failures = next(iter(ready), None), []
         widths = (None, *(edge_widths(net) if inputs.edges or inputs.takes_data else ()))
         ways = (True, False) if inputs.graphs or inputs.takes_data else (False,)
-        for pools, width in itertools.product(ways, widths):
+        for self.has_numbers, pools, width in itertools.product((False, True), ways, widths):
             inputs.pools = pools
-            self.graph = _Graph(shape, like=like, edge_width=width)
+            self.graph = _Graph(shape, like=like, edge_width=width, has_numbers=self.has_numbers)
             try:
                 result = self._call(net if is_lazy else copy.deepcopy(net))
             except Exception as error:  # it is the user's code
@@ -92,7 +106,7 @@ class Trial:
 
     def _takes_width(self, width: int) -> bool:
         """Whether the module computes with attributes of edges of this width."""
-        graph = _Graph(self.graph.x.shape[1:], like=self.graph.x, edge_width=width)
+        graph = _Graph(self.graph.x.shape[1:], like=self.graph.x, edge_width=width, has_numbers=self.has_numbers)
         with contextlib.suppress(Exception):  # it is the user's code
             self._call(copy.deepcopy(self.net), graph=graph)
             return True

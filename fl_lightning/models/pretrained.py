@@ -10,7 +10,11 @@ from torch import Tensor, nn
 
 from fl_lightning.extras import MissingExtra, require
 from fl_lightning.models.fitting import fitted
+from fl_lightning.models.plain import name_of
 from fl_lightning.saved_tensors import load_data
+
+#: What PyTorch's BatchNorm counts in a file, and clients' does not (``adopt_statistics``).
+COUNTER = "num_batches_tracked"
 
 
 class Pretrained(nn.Module):
@@ -41,10 +45,12 @@ class Pretrained(nn.Module):
     ) -> nn.Module:
         result = fitted(net, in_channels, out_channels)
         own, saved = result.state_dict(), _weights_in(Path(file).expanduser())
+        saved = {name: value for name, value in saved.items() if name.rpartition(".")[2] != COUNTER or name in own}
         fitting = {name: value for name, value in saved.items() if name in own and value.shape == own[name].shape}
         if not fitting or (not partly and (len(fitting) < len(own) or len(fitting) < len(saved))):
-            raise ValueError(f"{file} does not fit {type(result).__name__}: {_misfit(own, saved)}{_remedy(fitting)}")
-        result.load_state_dict({**own, **fitting})
+            raise ValueError(f"{file} does not fit {name_of(result)}: {_misfit(own, saved)}{_remedy(fitting)}")
+        for name, value in fitting.items():  # load_state_dict would want the counter
+            own[name].copy_(value)
         return result
 
     def __init__(

@@ -78,7 +78,7 @@ class SpectralAttention(nn.Module):
         mixed = (share @ value).transpose(1, 2).flatten(2)
         mixed = torch.where(mask_GL[..., None], mixed, 0.0).flatten(0, 1)
         place_MD = slot_GL.flatten()[:, None].expand_as(mixed)
-        mixed_ND = torch.zeros_like(code_ND).scatter_add(0, place_MD, mixed)
+        mixed_ND = mixed.new_zeros(code_ND.shape).scatter_add(0, place_MD, mixed)
         code_ND = code_ND + dropout(self.output(mixed_ND), batch.key + 1, probability)
         wide_ND = self.layers[1](F.gelu(self.layers[0](self.norms[1](code_ND))))
         filter_NH: Tensor = self.decoder(code_ND + dropout(wide_ND, batch.key + 2, probability))

@@ -50,7 +50,7 @@ class Topology(Counted, ABC):
         return check_connected(adjacency_CC, type(self).__name__)
 
     def relations(self, num_clients: int, seed: int) -> Tensor:
-        """Return the same graph as a client relation graph, float32 (C, C), with its weights if it has any.
+        """Return such a graph as a client relation graph, float32 (C, C); a random one is a draw of its own.
 
         It need not be connected.
         """

@@ -61,7 +61,11 @@ class Target(ABC):
         """Loss of every example, (N,)."""
 
     def scores(self, logits: Tensor, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
-        """Numerator and denominator of each metric that is a mean over examples, by ``val/name`` and so on."""
+        """Numerator and denominator of each metric that is a mean over examples, by ``val/name`` and so on.
+
+        Outputs of less than single precision are scored in that: a sum of theirs would have three digits.
+        """
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return split_scores(batch, self.values(logits, batch.y))
 
     def whole_scores(

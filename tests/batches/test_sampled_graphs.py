@@ -20,7 +20,7 @@ from fl_lightning.batches import (
 )
 from fl_lightning.batches.base import single
 from fl_lightning.batches.edges_by_target import EdgesByTarget
-from fl_lightning.models import GAT, GCN, GIN, GraphSAGE
+from fl_lightning.models import GAT, GCN, GIN, DisentangledGCN, GraphSAGE
 from fl_lightning.models.fitting import fitted
 from fl_lightning.models.reach import reads_beyond
 from fl_lightning.models.stacked.graph import StackedEdges
@@ -259,6 +259,39 @@ def test_attention_to_a_sample_sums_to_one(layer, replace) -> None:
     logits = net(drawn).logits[drawn.train_mask]
 
     torch.testing.assert_close(logits, expected.expand_as(logits))
+
+
+STAR = ClientGraph(
+    name="star",
+    x_NF=torch.cat([torch.rand(1, NUM_FEATURES), torch.rand(1, NUM_FEATURES).expand(6, -1)]),
+    edge_index_2E=torch.stack([torch.arange(1, 7), torch.zeros(6, dtype=torch.int64)]),
+    y_N=torch.zeros(7, dtype=torch.int64),
+    node_idx_N=torch.arange(7),
+    train_mask_N=torch.arange(7) == 0,
+    edge_attr_EK=torch.ones(6, 1),
+    val_mask_N=torch.zeros(7, dtype=torch.bool),
+    test_mask_N=torch.zeros(7, dtype=torch.bool),
+)
+
+
+@pytest.mark.parametrize("replace", [False, True], ids=["without", "with"])
+@pytest.mark.parametrize(
+    "net",
+    [
+        functools.partial(GAT, num_layers=1),
+        functools.partial(DisentangledGCN, num_layers=1),
+        lambda i, o: OneLayer(GATConv(i, 4)),
+    ],
+    ids=["GAT", "DisentangledGCN", "GATConv"],
+)
+def test_a_sampled_edge_counts_for_its_like_beside_the_node_itself(net, replace) -> None:
+    """A node whose neighbors are all alike gets from two of six what it gets from all."""
+    torch.manual_seed(0)
+    built = fitted(net, NUM_FEATURES, NUM_CLASSES).double().eval()
+    whole = single(collator_of(STAR, sampler=NeighborSampler([2], replace=replace), batch_size=1)([0]))
+    [drawn] = whole.draws(torch.arange(1))
+
+    torch.testing.assert_close(built(drawn).logits[drawn.train_mask], built(whole).logits[whole.train_mask])
 
 
 @pytest.mark.parametrize("aggr", ["sum", "mean"])

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch_geometric.nn as pyg
 from task_data import graph_data, node_data
 from torch import nn
 from torch.func import functional_call
@@ -14,10 +15,11 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GINConv, GINEConv, SAGEConv
 
 from fl_lightning import ClientModule, FederatedDataModule, SequentialExecutor, StackedExecutor
-from fl_lightning.batches import GraphSetCollator
+from fl_lightning.batches import GraphCollator, GraphSetCollator
 from fl_lightning.batches.base import single
 from fl_lightning.data import RandomPartitioner
-from fl_lightning.models import GAT, GIN, GINE, GraphSAGE, PooledGCN
+from fl_lightning.models import GAT, GIN, GINE, DecoupledGIN, GraphSAGE, PooledGCN, SpectralGNN
+from fl_lightning.models.fitting import fitted
 from fl_lightning.models.gin import VirtualNode
 from fl_lightning.models.readout import Readout
 from fl_lightning.strategies import FedAvg, FedProx
@@ -93,6 +95,34 @@ def test_every_parameter_learns(name: str, batch: Any) -> None:
         if parameter.requires_grad:
             assert parameter.grad is not None, parameter_name
             assert parameter.grad.abs().sum() > 0, parameter_name
+
+
+HALF: dict[str, Any] = {
+    "sparse": (functools.partial(DecoupledGIN, hidden_channels=8), True),
+    "maxima of sparse": (functools.partial(pyg.GraphSAGE, hidden_channels=8, num_layers=2, aggr="max"), True),
+    "attributes": (functools.partial(pyg.GAT, hidden_channels=8, num_layers=2, edge_dim=4), False),
+}
+
+
+@pytest.mark.parametrize(("kind", "sparse"), HALF.values(), ids=HALF)
+def test_nets_compute_in_half_precision(kind: Any, sparse: bool) -> None:
+    torch.manual_seed(0)
+    net = fitted(kind, 3, 2).eval()
+    union, outputs = graph_data(edge_attributes=4).clients[0].union, []
+    for dtype in (torch.float32, torch.bfloat16):
+        make = GraphCollator([union], layout={"sparse_features": sparse}, device=CPU, dtype=dtype)
+        outputs.append(net.to(dtype)(single(make([0]))).logits)
+    assert outputs[1].dtype == torch.bfloat16
+    torch.testing.assert_close(outputs[1].float(), outputs[0], rtol=0.1, atol=0.1)
+
+
+def test_spectral_filters_compute_in_mixed_precision() -> None:
+    torch.manual_seed(0)
+    net = SpectralGNN(3, 2, hidden_channels=8).eval()
+    one = single(GraphSetCollator(graph_data().clients, device=CPU, dtype=torch.float32)([0]))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = net(one).logits
+    torch.testing.assert_close(mixed.float(), net(one).logits, rtol=0.1, atol=0.1)
 
 
 def test_attention_is_that_of_pyg(batch: Any) -> None:

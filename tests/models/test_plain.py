@@ -26,10 +26,12 @@ from torch_geometric.nn import (
 
 import fl_lightning
 from fl_lightning import ClientModule, SequentialExecutor
+from fl_lightning.batches import GraphCollator
 from fl_lightning.batches.base import single
 from fl_lightning.callbacks import FederatedCheckpoint
 from fl_lightning.models import PlainNet, PyGNet
 from fl_lightning.models.batch_norm import statistics_of
+from fl_lightning.models.fitting import fitted
 from fl_lightning.run import checkpoint
 from fl_lightning.strategies import FedAvg, FedBABU, FedPer, FedRep, Local
 
@@ -323,6 +325,42 @@ def test_an_instance_is_where_all_clients_start(make_trainer: Any, federation: A
         torch.equal(value, own[name]) for name, value in net.state_dict().items()
     )  # the user's net is left alone
     assert any(not torch.equal(state[name][0], own[name]) for name in own)
+
+
+class OfCategories(nn.Module):
+    """Vectors of the categories of nodes, whose numbers the features are."""
+
+    def __init__(self, num_features: int, num_classes: int) -> None:
+        super().__init__()
+        self.vectors = nn.Embedding(4, 6)
+        self.conv = GraphConv(6, num_classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.conv(self.vectors(x.long()).mean(dim=-2), edge_index)
+
+
+class WhereZero(nn.Module):
+    """Puts something else where a feature is zero, which no random feature is."""
+
+    def __init__(self, num_features: int, num_classes: int) -> None:
+        super().__init__()
+        self.given = nn.Parameter(torch.ones(num_features))
+        self.conv = GraphConv(num_features, num_classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.conv(x + (x == 0) * self.given, edge_index)
+
+
+@pytest.mark.parametrize("kind", [OfCategories, WhereZero])
+def test_features_may_be_numbers_of_things_and_are_compared_as_in_pyg(kind: Any, federation: Any) -> None:
+    client = federation.clients[0]
+    client = client.with_inputs((client.x_NF > client.x_NF.mean()).float()[:, :3])
+    net = fitted(kind, 3, 2).eval()
+    assert net.why_alone == ""
+    dense = {"sparse_features": False}
+    batch = single(GraphCollator([client], layout=dense, device=torch.device("cpu"), dtype=torch.float32)([0]))
+    expected = net.plain_module(client.x_NF, client.edge_index_2E)
+    torch.testing.assert_close(net(batch).logits, expected)
 
 
 def test_an_instance_of_another_width_gets_a_head() -> None:

@@ -91,6 +91,25 @@ def test_it_computes_what_the_module_does(shape, net) -> None:
             assert torch.allclose(wrapped.state_dict()[name], statistic, atol=1e-6), name
 
 
+class Words(nn.Module):
+    """The mean of the vectors of words, whose numbers the inputs are."""
+
+    def __init__(self, in_features: int, num_outputs: int) -> None:
+        super().__init__()
+        self.vectors = nn.Embedding(5, 3)
+        self.head = nn.Linear(3, num_outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.vectors(x.long()).mean(dim=1))
+
+
+def test_inputs_may_be_numbers_of_things() -> None:
+    net = fitted(Words, 4, 2)
+    assert net.why_alone == ""
+    x = torch.tensor([[0.0, 1, 2, 4], [4, 4, 4, 4]])
+    assert torch.equal(net(batch_of(x)).logits, net.plain_module(x))
+
+
 def test_batches_that_normalize_in_evaluation_leave_padding_out() -> None:
     norm = nn.BatchNorm1d(4, track_running_stats=False)
     wrapped = fitted(nn.Sequential(norm, nn.Linear(4, 2)), 4, 2).eval()

@@ -103,6 +103,20 @@ def test_modules_of_pytorch(tmp_path) -> None:
     assert len(start) == 4
 
 
+def test_the_file_of_a_net_with_batch_norm_fits_it(tmp_path) -> None:
+    def build(in_channels: int, out_channels: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(in_channels, 3), nn.BatchNorm1d(3), nn.Linear(3, out_channels))
+
+    net = build(4, 2)
+    net(torch.rand(8, 4))
+    torch.save(net.state_dict(), tmp_path / "w.pt")
+    state = Pretrained(4, 2, build, str(tmp_path / "w.pt")).state_dict()
+    assert set(state) == set(net.state_dict()) - {"1.num_batches_tracked"}
+    assert all(torch.equal(value, net.state_dict()[name]) for name, value in state.items())
+    with pytest.raises(ValueError, match=r"does not fit Sequential: 2\.weight"):
+        Pretrained(4, 5, build, str(tmp_path / "w.pt"))
+
+
 def test_a_reference_is_not_taken_from_other_weights(weights, federation, make_trainer, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("FL_CACHE_DIR", str(tmp_path / "cache"))
     net = functools.partial(Pretrained, net=functools.partial(GCN, hidden_channels=8), file=str(weights))

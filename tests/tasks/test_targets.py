@@ -57,6 +57,18 @@ def test_examples_that_overflow_stay_in_their_split() -> None:
     assert [float(scores[f"{split}/mse"][0]) for split in ("train", "val", "test")] == [4.0, math.inf, 0.0]
 
 
+@pytest.mark.parametrize("target", [CLASSES, LABELS, NUMBERS], ids=lambda each: each.name)
+def test_scores_of_outputs_in_half_precision_are_not_rounded(target) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(3001, 3).bfloat16()
+    y = torch.arange(3001) % 3 if target is CLASSES else (torch.rand(3001, 3) < 0.5).bfloat16()
+    batch = batch_of(y, [False] * 3001)
+    wide = target.scores(logits.float(), batch)
+    for name, (total, count) in target.scores(logits, batch).items():
+        assert float(total) == pytest.approx(float(wide[name][0]), rel=1e-6)
+        assert float(count) == float(wide[name][1])
+
+
 def test_labels_with_gaps_by_hand() -> None:
     y = torch.tensor([[1.0, NAN, 0.0], [0.0, 1.0, 1.0]])
     logits = torch.tensor([[0.0, 7.0, math.log(3)], [-math.log(3), 0.0, -1e4]], requires_grad=True)

@@ -85,12 +85,13 @@ _RULES: dict[Any, Callable[..., Any]] = {
 }
 
 
-def try_examples_on_stack(net: Any, shape: tuple[int, ...]) -> None:
+def try_examples_on_stack(net: Any, shape: tuple[int, ...], *, has_numbers: bool = False) -> None:
     """Compare logits, gradients and running statistics on a stack of two clients with those of one at a time.
 
     Args:
         net: The net (``models/plain_examples.py``).
         shape: Of one example.
+        has_numbers: Whether examples have the numbers of things, rather than quantities.
 
     Raises:
         NotStackable: They differ, or the net cannot be run on a stack.
@@ -98,15 +99,16 @@ def try_examples_on_stack(net: Any, shape: tuple[int, ...]) -> None:
     for part in net.modules():
         if isinstance(part, (nn.RNNBase, nn.MultiheadAttention)):
             raise NotStackable(f"{type(part).__name__} has no form for a stack of clients")
-    in_double_first(net, functools.partial(_try_on_stack, shape=shape))
+    in_double_first(net, functools.partial(_try_on_stack, shape=shape, has_numbers=has_numbers))
 
 
-def _try_on_stack(net: Any, shape: tuple[int, ...]) -> None:
+def _try_on_stack(net: Any, shape: tuple[int, ...], *, has_numbers: bool) -> None:
     like = next(net.parameters(), torch.zeros(()))
     draw = torch.Generator().manual_seed(0)
     mask = torch.arange(max(SIZES)) < torch.tensor(SIZES)[:, None]
     x = torch.randn(len(SIZES), max(SIZES), *shape, generator=draw)
-    x = torch.where(mask.view(*mask.shape, *[1] * len(shape)), x, 100 * x).to(like)
+    x = (x > 0) if has_numbers else torch.where(mask.view(*mask.shape, *[1] * len(shape)), x, 100 * x)
+    x = x.to(like)
     masks: dict[str, Any] = {f"{role}_mask": mask.to(like.device) for role in ("example", "train", "val", "test")}
     key = torch.arange(len(SIZES), device=like.device)
     stack = ExampleBatch(x=x, y=key[:, None].expand(mask.shape), key=key, **masks)

@@ -17,7 +17,7 @@ from fl_lightning.batches.graph_sets import GraphSetBatch
 from fl_lightning.batches.graphs import GraphBatch
 from fl_lightning.kernels.block_sparse import block_matmul
 from fl_lightning.kernels.edge_products import edge_maxima, edge_sums
-from fl_lightning.kernels.incidence import Incidence
+from fl_lightning.kernels.incidence import Incidence, as_often
 from fl_lightning.kernels.linear import linear
 from fl_lightning.models.output import NetOutput
 from fl_lightning.models.stacked.functions import NotStackable, StackedFunctions
@@ -82,7 +82,7 @@ def _on_dense(name: str) -> Callable[..., Any]:
 
 for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "matmul", "pow", "neg"):
     setattr(Features, f"__{_name}__", _on_dense(f"__{_name}__"))
-for _name in ("getitem", "len", "gt", "ge", "lt", "le"):
+for _name in ("getitem", "len", "gt", "ge", "lt", "le", "eq", "ne"):
     setattr(Features, f"__{_name}__", _on_dense(f"__{_name}__"))
 
 
@@ -113,10 +113,10 @@ class StackedEdges:
         self.attr: Tensor | None = None
         if batch.links is not None and batch.has_edge_weights:
             value = batch.links.derived(edge_weights, batch.adjacency)
-            self.weight = self.incidence.values(value, owner=self.owner).squeeze(-1)
+            self.weight = self.incidence.values(value, owner=self.owner).squeeze(-1).to(batch.dtype)
         if batch.edge_operator.entries is not None:
             assert self.incidence.attributes is not None
-            self.attr = self.incidence.values(self.incidence.attributes, owner=self.owner)
+            self.attr = self.incidence.values(self.incidence.attributes, owner=self.owner).to(batch.dtype)
 
     @property
     def incidence(self) -> Incidence:
@@ -132,9 +132,8 @@ class StackedEdges:
 
     def weighted(self, weight_EH: Tensor, z_NHD: Tensor) -> Tensor:
         """The same with weights and values of several heads, (N, H, D)."""
-        if self.incidence.counts is not None:  # an edge of a sample stands for several
-            weight_EH = weight_EH * self.incidence.values(self.incidence.counts, owner=self.owner)
-        sums = edge_sums(self.batch.edges, weight_EH.movedim(-1, 0), z_NHD.movedim(-2, 0), owner=self.owner)
+        weight_HE = as_often(self.batch.edge_operator, weight_EH.movedim(-1, 0), owner=self.owner)
+        sums = edge_sums(self.batch.edges, weight_HE, z_NHD.movedim(-2, 0), owner=self.owner)
         return sums.movedim(0, -2)
 
     def sources(self, x_ND: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
@@ -28,7 +29,9 @@ SIZES, SETS = (8, 5, 2), ((3, 4, 1), (4, 1), (1, 1))
 TOLERANCE_OF_DOUBLE, TOLERANCE = 1e-7, 1e4
 
 
-def try_on_stack(net: Any, num_features: int, *, weighted: bool, num_attributes: int | None) -> None:
+def try_on_stack(
+    net: Any, num_features: int, *, weighted: bool, num_attributes: int | None, has_numbers: bool = False
+) -> None:
     """Compare logits, and gradients in all parameters, on a stack of small graphs with those of one at a time.
 
     Args:
@@ -36,20 +39,22 @@ def try_on_stack(net: Any, num_features: int, *, weighted: bool, num_attributes:
         num_features: Width of the features.
         weighted: Whether edges have weights.
         num_attributes: Width of the attributes of edges; None for none.
+        has_numbers: Whether nodes and edges have the numbers of things, rather than quantities.
 
     Raises:
         NotStackable: They differ, or the net cannot be run on a stack.
     """
-    attempt = functools.partial(_try_on_stack, num_features=num_features, weighted=weighted)
-    in_double_first(net, functools.partial(attempt, num_attributes=num_attributes))
-
-
-def _try_on_stack(net: Any, num_features: int, *, weighted: bool, num_attributes: int | None) -> None:
-    like = next(net.parameters(), torch.zeros(()))
     members = _graphs(num_features, weighted=weighted, num_attributes=num_attributes, pools=net.pools)
+    if has_numbers:
+        members = [_numbered(member) for member in members]
+    in_double_first(net, functools.partial(_try_on_stack, members=members, has_numbers=has_numbers))
+
+
+def _try_on_stack(net: Any, members: list[ClientGraph], has_numbers: bool) -> None:
+    like = next(net.parameters(), torch.zeros(()))
     to: dict[str, Any] = {"device": like.device, "dtype": like.dtype}
     counts = [len(sizes) for sizes in SETS] if net.pools else SIZES
-    whole = _noisy(_batch(members, to, pools=net.pools))
+    whole = _noisy(_batch(members, to, pools=net.pools), has_numbers=has_numbers)
     alone = []
     for row, member in enumerate(members):
         plain: Any = PlainGraph(member, **to)
@@ -191,12 +196,20 @@ def _graphs(num_features: int, *, weighted: bool, num_attributes: int | None, po
     return made
 
 
-def _noisy(batch: GraphBatch) -> GraphBatch:
-    """The batch with large features where it is padded, which must not matter."""
+def _numbered(graph: ClientGraph) -> ClientGraph:
+    """The graph with the numbers 0 and 1 in the place of what nodes and edges have."""
+    attr_EK = graph.edge_attr_EK
+    changed = None if attr_EK is None else (attr_EK > 0).float()
+    return dataclasses.replace(graph, x_NF=(graph.x_NF > 0).float(), edge_attr_EK=changed)
+
+
+def _noisy(batch: GraphBatch, *, has_numbers: bool) -> GraphBatch:
+    """The batch with other features, large ones unless they are numbers, where it is padded, which must not matter."""
     x_CNF, propagated_CNF = batch.x, batch.propagated_x
     assert x_CNF is not None
     assert propagated_CNF is not None
-    noise_CNF = 100 * torch.randn(x_CNF.shape, generator=torch.Generator().manual_seed(2)).to(x_CNF)
+    drawn_CNF = torch.randn(x_CNF.shape, generator=torch.Generator().manual_seed(2)).to(x_CNF)
+    noise_CNF = (drawn_CNF > 0).to(x_CNF) if has_numbers else 100 * drawn_CNF
     noise_CNF = noise_CNF * ~batch.node_mask.unsqueeze(-1)
     return batch.replace({"x": x_CNF + noise_CNF, "propagated_x": propagated_CNF + noise_CNF})
 
