@@ -223,7 +223,7 @@ class Site:
             self.sum.join(self.guard.run, member.index, about["names"], float(about["secure_share"]))
         self.guard.admit_parameters(member.num_flat)
         self.guard.check_stages(self.strategy, list(member.known))
-        member.find_metrics(self.policy.min_examples)
+        member.find_metrics(self.guard)
         self.is_started = True
         self.current = self.states.put(member.state())
 

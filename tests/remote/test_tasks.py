@@ -14,7 +14,7 @@ from fl_lightning import ClientModule, FederatedDataModule, SequentialExecutor
 from fl_lightning.data import NeighborSampler
 from fl_lightning.models import GCN, MLP, LinkGCN, PooledGCN
 from fl_lightning.relations.topology import Ring
-from fl_lightning.remote import LoopbackChannel, Message, federate
+from fl_lightning.remote import LoopbackChannel, Message, SitePolicy, federate
 from fl_lightning.remote.digests import content_of
 from fl_lightning.strategies import FedAvg, FedProto
 from fl_lightning.tasks import Drawing, NodeClassification, NodeRegression, Task
@@ -90,6 +90,23 @@ def test_a_digest_is_of_all_data_of_a_client(kind, tmp_path) -> None:
         changed.append(dataclasses.replace(own, **{name: fewer}))
     assert content_of(own) not in map(content_of, changed)
     assert content_of(own) == content_of(dataclasses.replace(own, name="another"))
+
+
+def test_a_comparison_with_few_links_says_nothing(make_trainer, tmp_path) -> None:
+    """A client's AUROC counts pairs without a link as well, but one over a single link is about a single link."""
+    data = link_data(tmp_path / "cache")
+    clients = []
+    for client, kept in zip(data.clients, (4, 5, 5), strict=True):
+        link_P = client.test_mask_N & (client.y_N[:, 0] > 0.5)
+        test_N = client.test_mask_N & (~link_P | (link_P.cumsum(0) <= kept))
+        clients.append(dataclasses.replace(client, test_mask_N=test_N))
+    sites = make_sites(clients, tmp_path / "sites", lambda: (model(LinkGCN, data.task), strategy()), SitePolicy())
+    trainer, the_strategy = make_trainer(num_rounds=1), strategy()
+    trainer.fit(plain(LinkGCN), federate(trainer, LoopbackChannel(sites), the_strategy), the_strategy)
+    scores = trainer.run.scores[""].extras
+    for name in ("auroc", "average_precision", "mrr"):
+        assert (scores[f"test/{name}"][:, 1] > 0).tolist() == [False, True, True]
+    assert scores["test/acc"][:, 1].tolist() == [64, 65, 65]
 
 
 def test_sites_of_different_tasks_are_refused(make_trainer, tmp_path) -> None:
