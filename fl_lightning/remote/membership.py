@@ -94,6 +94,8 @@ class Membership:
         fabric = Fabric(accelerator=accelerator, devices=1, precision=about["precision"])
         registry = _registry(start, client_data)
         strategy.check_task(registry.task)
+        if lacking := registry.task.lacks(client_data):
+            raise Refused(lacking)
         check_directions(strategy, registry)
         check_cross_edges(strategy, registry)
         check_own(strategy, registry)

@@ -37,7 +37,7 @@ class JobPolicy:
     Args:
         classes: The owner's own classes that jobs may name, ``module.Class``. They must be installed here.
         strategies: Class names of the strategies that may run here; None for any.
-        max_outputs: Maximum number of classes, or targets, of a federation, at most 100,000.
+        max_outputs: Maximum number of classes, targets or relations of links of a federation, at most 100,000.
         max_memory_gib: Memory that a job's process may use beyond what it needs to start, in GiB (Linux); None for what
             is free when it starts.
 
