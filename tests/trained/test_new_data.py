@@ -223,6 +223,10 @@ def test_links(make_trainer, tmp_path) -> None:
     assert [int(rows[0]["source"]), int(rows[0]["target"])] == data.pair_P2[0].tolist()
     assert rows[0]["linked"] == ""
     new.edge_label = data.y_N[:, 0]
+    made = run.new_data(new)
+    for trained, split in ((False, "none"), (True, "train")):
+        run.write_predictions(tmp_path / "links.csv", made, run.predict(made), trained=trained)
+        assert splits_in(tmp_path / "links.csv") == [split] * data.size
     assert run.predict(new, num_finetune_epochs=1).shape == (data.size, 1)
     with pytest.raises(ValueError, match="has no edge_label_index: give the pairs"):
         run.predict(Data(x=data.graph.x_NF, edge_index=data.graph.edge_index_2E))
@@ -315,7 +319,7 @@ def test_the_run_may_be_named_last(whose: list[str], capsys) -> None:
     assert "fl-train predict: error: there is no folder runs/none" in capsys.readouterr().err
 
 
-def splits_in(file: str) -> list[str]:
+def splits_in(file: str | Path) -> list[str]:
     with open(file, newline="") as rows:
         return [row["split"] for row in csv.DictReader(rows)]
 
