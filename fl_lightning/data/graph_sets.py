@@ -153,6 +153,7 @@ class PreparedGraphs:
             union=union,
             num_nodes_G=size_M,
             max_degree=self.max_degree,
+            own_width=None if num_features is None else self.num_features,
             y_N=y_M,
             num_outputs=num_outputs,
             **roles,

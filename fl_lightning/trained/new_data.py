@@ -244,9 +244,9 @@ def _(client_data: ClientGraphs, new: Any, like: Like) -> ClientData:
     whole_graphs = dataclasses.replace(like.preparation, largest_component=False)
     prepared = prepared_graphs(loaded, whole_graphs, NAME, client_data.max_degree)
     width = client_data.union.num_features if like.registry.own_inputs else None
-    least = max(client_data.union.x_NF.any(dim=0).nonzero().flatten().tolist(), default=-1) + 1  # zeros may be appended
-    if width and not least <= prepared.num_features <= width:
-        raise ValueError(f"{NAME} has {prepared.num_features} features, the client's graphs {least} to {width}")
+    own, given_width = client_data.own_width or width, prepared.num_features
+    if width and given_width != own and (given_width != width or prepared.union.x[:, own:].any()):  # zeros may follow
+        raise ValueError(f"{NAME} has {given_width} features, the client's graphs {own}: give the same, in that order")
     whole = torch.arange(len(new))
     made = prepared.client(
         "new", whole, y_N, torch.zeros(len(new)), num_features=width, num_outputs=client_data.num_outputs

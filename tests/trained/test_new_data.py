@@ -186,11 +186,13 @@ def test_graphs_of_a_client_with_features_of_its_own(make_trainer, tmp_path) -> 
     data.setup()
     run = loaded(make_trainer, data, FedPer)
     own = graphs[0].x.shape[1]
-    for name, least, fits in zip(run.names, (own, 2 * own), (graphs, wide), strict=True):
+    padded = [Data(**{**graph.to_dict(), "x": torch.nn.functional.pad(graph.x, (0, own))}) for graph in graphs]
+    assert torch.equal(run.predict(padded, run.names[0]), run.predict(graphs, run.names[0]))
+    for name, width, fits in zip(run.names, (own, 2 * own), (graphs, wide), strict=True):
         assert run.predict(fits, name).shape == (len(graphs), 2)
-        for width in (own - 1, 2 * own + 1):
-            others = [Data(**{**graph.to_dict(), "x": torch.ones(graph.num_nodes, width)}) for graph in graphs]
-            with pytest.raises(ValueError, match=f"has {width} features, the client's graphs {least} to {2 * own}"):
+        for other in {own - 1, own, own + 1, 2 * own, 2 * own + 1} - {width}:
+            others = [Data(**{**graph.to_dict(), "x": torch.ones(graph.num_nodes, other)}) for graph in graphs]
+            with pytest.raises(ValueError, match=f"has {other} features, the client's graphs {width}: give the same"):
                 run.predict(others, name)
 
 
