@@ -118,8 +118,8 @@ class RemoteData(LightningDataModule):
             if response.kind == "failure":
                 failures[client] = shown(response.about["why"], 1000)
             else:
-                counts = {"outputs": response.about["num_outputs"], **_counted(task_of(response.about["task"]))}
-                for what, count in counts.items():
+                has = {"outputs": response.about["num_outputs"], **_counted(task_of(response.about["task"]))}
+                for what, count in has.items():
                     if count > self.max_outputs:
                         failures[client] = (
                             f"its data have {count} {what}, but policy.max_outputs is {self.max_outputs} at the server"

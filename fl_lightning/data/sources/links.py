@@ -338,7 +338,7 @@ def _relations(raw: Data, type_E: Tensor, code_U: Tensor, name: str) -> Tensor:
             f"{int(greatest_U[differs_U][0])}, but a pair of nodes has one relation: keep one of them, or number both "
             "together as a type of its own"
         )
-    count, occur = int(relation_U.max()) + 1, len(relation_U.unique())
+    count, occur = int(relation_U.max()) + 1, int((relation_U.sort().values.diff() > 0).sum()) + 1
     if occur < count:
         warnings.warn(
             f"{name}: edge_type goes up to {count - 1}, but {count - occur:,} of the {count:,} relations occur in no "
