@@ -30,11 +30,13 @@ class ClientGraphs(ClientData):
         union: All of them as one graph without edges between them, one after another; its nodes have no roles.
         num_nodes_G: Number of nodes of each graph, int64, positive.
         max_degree: If the features are degrees, one-hot, the highest, which higher ones count as; None for others.
+        own_width: How many of the features, the first ones, are the client's own, and the others zeros; None for all.
     """
 
     union: ClientGraph
     num_nodes_G: Tensor
     max_degree: int | None = None
+    own_width: int | None = None
 
     def graph(self, index: int) -> tuple[Tensor, Tensor]:
         """One of the graphs: the features of its nodes (nodes, F), and its edges (2, edges)."""

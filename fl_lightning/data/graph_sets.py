@@ -153,6 +153,7 @@ class PreparedGraphs:
             union=union,
             num_nodes_G=size_M,
             max_degree=self.max_degree,
+            own_width=None if num_features is None else self.num_features,
             y_N=y_M,
             num_outputs=num_outputs,
             **roles,
@@ -268,6 +269,8 @@ def _check_tensors(graph: Data, name: str) -> None:
         if value is not None and (not isinstance(value, Tensor) or value.dim() < least):
             has = f"a tensor of {value.dim()} axes" if isinstance(value, Tensor) else f"a {type(value).__name__}"
             raise ValueError(f"{name}: {key} is {has}; give a tensor: `data.{key} = torch.as_tensor(...)`")
+    if (edges := graph.get("edge_index")) is not None and edges.dtype == torch.bool:  # joined with others they are 0, 1
+        raise ValueError(f"{name}: edge_index is torch.bool; it must hold numbers of nodes")
     try:
         torch.as_tensor(graph.y)
     except (TypeError, ValueError, RuntimeError) as error:

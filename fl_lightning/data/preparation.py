@@ -331,6 +331,8 @@ def checked_edges(edge_index_2E: Any, num_nodes: int, name: str, key: str = "edg
     """
     _check_tensor(edge_index_2E, key, name)
     _check_pairs(edge_index_2E, key, name)
+    if edge_index_2E.layout != torch.strided:
+        raise ValueError(f"{name}: {key} is sparse; save it dense, by `data.{key} = data.{key}.to_dense()`.")
     edges_2E: Tensor = edge_index_2E.detach().cpu().long()
     if edges_2E.numel() and not 0 <= int(edges_2E.min()) <= int(edges_2E.max()) < num_nodes:
         edge = int(((edges_2E < 0) | (edges_2E >= num_nodes)).any(dim=0).nonzero()[0])

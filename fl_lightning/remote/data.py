@@ -19,7 +19,7 @@ from fl_lightning.remote.own import common_own
 from fl_lightning.remote.responses import check_response, why_wrong
 from fl_lightning.remote.schema import MOST_OUTPUTS, shown
 from fl_lightning.strategies import Strategy
-from fl_lightning.tasks import task_of
+from fl_lightning.tasks import Task, task_of
 
 _log = logging.getLogger(__name__)
 #: What to do about facts that sites must have in common.
@@ -117,20 +117,30 @@ class RemoteData(LightningDataModule):
                 continue
             if response.kind == "failure":
                 failures[client] = shown(response.about["why"], 1000)
-            elif (count := response.about["num_outputs"]) > self.max_outputs:
-                failures[client] = (
-                    f"its data have {count} outputs, but policy.max_outputs is {self.max_outputs} at the server"
-                )
+            else:
+                has = {"outputs": response.about["num_outputs"], **_counted(task_of(response.about["task"]))}
+                for what, count in has.items():
+                    if count > self.max_outputs:
+                        failures[client] = (
+                            f"its data have {count} {what}, but policy.max_outputs is {self.max_outputs} at the server"
+                        )
         if failures:
             summary = "; ".join(f"{names[client]}: {why}" for client, why in sorted(failures.items()))
             raise ValueError(f"sites that cannot take part: {summary}. Start them, or leave them out of the federation")
         clients = [responses[client].about for client in range(len(names))]
         own = common_own(dict(zip(names, clients, strict=True)))
-        for fact in ("task", *(["num_features"] if "features" not in own else [])):
-            values = {name: card[fact] for name, card in zip(names, clients, strict=True)}
-            if any(value != clients[0][fact] for value in values.values()):
-                raise ValueError(f"the sites' {fact} must be the same: {values}. {_REMEDY[fact]}")
+        tasks = [task_of(card["task"]) for card in clients]
+        task = tasks[0].of_all(tasks)
+        facts = {"task": [each.of_all(tasks) for each in tasks]}
+        if "features" not in own:
+            facts["num_features"] = [card["num_features"] for card in clients]
+        for fact, values in facts.items():
+            if any(value != values[0] for value in values):
+                said = {name: card[fact] for name, card in zip(names, clients, strict=True)}
+                raise ValueError(f"the sites' {fact} must be the same: {said}. {_REMEDY[fact]}")
         self._check_classes(names, clients, own)
+        for what in _counted(task):
+            _warn_of_fewer(names, [_counted(each)[what] for each in tasks], what, "number them alike everywhere")
         called = [card["name"] for card in clients]
         if len(set(called)) < len(called):
             raise ValueError(f"the sites' clients need distinct names, these are {', '.join(called)}")
@@ -144,7 +154,6 @@ class RemoteData(LightningDataModule):
         relation_CC: Tensor | None = None
         if self.relation_graph is not None:
             relation_CC = self.relation_graph.relations(len(clients), self.seed)
-        task = task_of(clients[0]["task"])
         return ClientRegistry(
             names=tuple(called),
             sizes=(0,) * len(clients),
@@ -183,13 +192,9 @@ class RemoteData(LightningDataModule):
                 f"num_outputs is {self.num_outputs}, but {summary}: set num_outputs (--num_outputs) to at least "
                 f"{max(above.values())}, or leave it out"
             )
-        most, least = max(above, key=above.__getitem__), min(above.values())
-        if self.num_outputs is None and "outputs" not in own and least < above[most]:
-            _log.warning(
-                "%s has %d outputs, other sites as few as %d: all nets have %d; if that is a wrong label, correct it "
-                "there, or set num_outputs (--num_outputs), by which such a site is refused",
-                *(most, above[most], least, above[most]),
-            )
+        if self.num_outputs is None and "outputs" not in own:
+            remedy = "correct it there, or set num_outputs (--num_outputs), by which such a site is refused"
+            _warn_of_fewer(names, list(above.values()), "outputs", f"if that is a wrong label, {remedy}")
 
     @property
     def clients(self) -> tuple[None, ...]:
@@ -199,3 +204,18 @@ class RemoteData(LightningDataModule):
     def collator(self, clients: Sequence[Any], *, device: torch.device, dtype: torch.dtype) -> Elsewhere:
         """A collator that makes no batches."""
         return Elsewhere(device=device, dtype=dtype)
+
+
+def _counted(task: Task) -> dict[str, int]:
+    """What a task counts in the data of its client, by its name in words."""
+    return {name.removeprefix("num_"): getattr(task, name) for name in task.counted}
+
+
+def _warn_of_fewer(names: Sequence[str], counts: Sequence[int], what: str, remedy: str) -> None:
+    """Say that the site with the most of something determines the nets of all."""
+    most = max(counts)
+    if min(counts) < most:
+        name = names[counts.index(most)]
+        _log.warning(
+            "%s has %d %s, other sites as few as %d: all nets have %d; %s", name, most, what, min(counts), most, remedy
+        )

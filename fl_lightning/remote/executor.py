@@ -288,7 +288,7 @@ class RemoteExecutor(Executor):
         scores: dict[int, dict[str, Payload]] = {}
 
         def read(client: int, response: Message) -> None:
-            scores[client] = self.responses.scores(response, client, evaluations)
+            scores[client] = self.responses.scores(response, client, evaluations, self.scored[client])
 
         responses, lost = self._ask(messages, read=read)
         for kind in evaluations:  # a client with other metrics than most is wrong in its whole response

@@ -162,7 +162,10 @@ def _metrics(job: Job, site: Site) -> str:
     if policy.metric_noise is not None:
         summary = f"noisy values of {', '.join(policy.metric_noise.names)}"
     else:
-        summary = f"a sum and a count of each metric and split with at least {policy.min_examples} examples"
+        summary = (
+            f"a sum and a count of each metric and split with at least {policy.min_examples} examples, in each class "
+            "if it is a mean over classes"
+        )
     return (
         f"{summary}, of which the server learns the sum over at least {policy.min_sum_clients}"
         if job.secure

@@ -45,6 +45,7 @@ class Guard:
         self.client_data = client_data
         self.ledger = ledger
         self.run, self.summed = "", False  # its name in the ledger, and whether the server learns only sums
+        self.hides_scores = False  # of models within a stage
         self.num_rounds = num_rounds
         self.num_messages = 0
         self.steps: Counter[int] = Counter()
@@ -241,7 +242,7 @@ class Guard:
         extras = dict(upload.extras)
         for base in stage.scores:
             count = extras.get(f"{base}/count", extras[base][..., 1] if base in extras else None)
-            if count is not None and bool((count < self.policy.min_examples).any()):
+            if count is not None and (self.hides_scores or bool((count < self.policy.min_examples).any())):
                 extras |= {n: torch.zeros_like(t) for n, t in extras.items() if n.partition("/")[0] == base}
         for name, too_few_K in self._too_few(upload, stage):
             extras[name] = extras[name].masked_fill(_as_wide(too_few_K, extras[name]), 0)

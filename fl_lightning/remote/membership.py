@@ -61,6 +61,7 @@ class Membership:
         num_flat: Number of parameters of the largest architecture.
         collator: Batches of the client.
         executor: Runs the client.
+        few: Names of the metrics that are means over parts, such as classes, one of which has too few examples.
         metric_names: Names of the client's metrics, or why it cannot be evaluated.
         counted: Those of them that have a value, from enough examples.
         work: The request that led to the current state, under secure aggregation; empty otherwise.
@@ -88,11 +89,13 @@ class Membership:
                 f"the server's settings differ from this site's; {'; '.join(other)} (then: server, now: site)"
             )
         guard.admit_widths(about["num_features"], about["num_outputs"], about["own"])
-        self.drawing = drawing
+        self.drawing, self.model = drawing, model
         self.index, self.secure = int(about["index"]), bool(about["secure"])
         fabric = Fabric(accelerator=accelerator, devices=1, precision=about["precision"])
         registry = _registry(start, client_data)
         strategy.check_task(registry.task)
+        if lacking := registry.task.lacks(client_data):
+            raise Refused(lacking)
         check_directions(strategy, registry)
         check_cross_edges(strategy, registry)
         check_own(strategy, registry)
@@ -131,6 +134,7 @@ class Membership:
         )
         self.known = dict(self.architectures[federation.architecture_of[self.index]])
         self.num_flat = max(sum(p.numel() for p in net.values()) for net in self.architectures)
+        self.few: frozenset[str] = frozenset()
         self.metric_names: list[str] | str = []
         self.counted: frozenset[str] = frozenset()
         self.work = ""
@@ -140,15 +144,24 @@ class Membership:
         members = [self.client_data] * (self.index + 1)
         return registry.task.collator(members, layout=registry.layout, drawing=self.drawing, device=device, dtype=dtype)
 
-    def find_metrics(self, min_examples: int) -> None:
-        """Evaluate the client once to find the names of its metrics, and which have at least ``min_examples``."""
+    def find_metrics(self, guard: Guard) -> None:
+        """Evaluate the client once to find the names of its metrics, and which are of enough examples to leave."""
+        data, target, min_examples = self.client_data, self.model.task.target, guard.policy.min_examples
+        masks = {"train": data.train_mask_N, "val": data.val_mask_N, "test": data.test_mask_N}
+        self.few = frozenset(
+            f"{split}/{metric}"
+            for split, mask_N in masks.items()
+            for metric, count in target.fewest(data.y_N[mask_N]).items()
+            if count < min_examples
+        )
+        guard.hides_scores = self.model.monitor in self.few
         result = self.executor.probe()
         if self.index in result.failures:
             _log.warning("the client cannot be evaluated: %s", result.failures[self.index])
             self.metric_names = result.failures[self.index].partition(":")[0]
         else:
             self.metric_names = sorted(result.upload.extras)
-            told = _told(result.upload.extras, min_examples)
+            told = self._told(result.upload.extras, min_examples)
             self.counted = frozenset(name for name, pair_12 in told.items() if pair_12[0, 1] > 0)
 
     @property
@@ -173,8 +186,9 @@ class Membership:
         Returns:
             For each metric, by the index of its model and its name, the numerator and denominator that
             :mod:`fl_lightning.round.metrics` adds up, (1, 2); zeros for a split with fewer examples than
-            ``min_examples``, and for all classes (or ranges of degrees) of a split if one has fewer, since the others
-            would give it away. And the kinds of error of models that could not be evaluated.
+            ``min_examples``, for all classes (or ranges of degrees) of a split if one has fewer, since the others would
+            give it away, and for a mean over classes, labels or numbers of which one has fewer. And the kinds of error
+            of models that could not be evaluated.
         """
         output: dict[str, Tensor] = {}
         failures: dict[str, str] = {}
@@ -184,9 +198,16 @@ class Membership:
                 _log.warning("evaluation %r failed: %s", kind, result.failures[self.index])
                 failures[kind] = result.failures[self.index].partition(":")[0]
                 continue
-            told = _told(result.upload.extras, min_examples)
+            told = self._told(result.upload.extras, min_examples)
             output |= {f"{index}/{name}": pair_12 for name, pair_12 in told.items()}
         return output, failures
+
+    def _told(self, scores: Mapping[str, Tensor], min_examples: int) -> dict[str, Tensor]:
+        """The scores (1, 2) by name, zeros where they are of too few examples."""
+        pairs = {name: pair_12.cpu() for name, pair_12 in scores.items()}
+        few = {(group_of(name) or (name,))[:2] for name, pair in pairs.items() if 0 < pair[0, 1] < min_examples}
+        few |= {(name,) for name in self.few}
+        return {n: torch.zeros(1, 2) if (group_of(n) or (n,))[:2] in few else pair for n, pair in pairs.items()}
 
     def blank(self, stage: Stage, work_fraction: float, received: Payload | None) -> Payload:
         """What the client would send if a stage changed nothing: what the server knows, and client outputs of zeros.
@@ -282,13 +303,6 @@ class Membership:
         now = tuple(state.about["round"]) if "round" in state.about else None
         self.executor.load_state(Payload.from_named((self.index,), tensors), now)
         self.work = str(state.about.get("after", ""))
-
-
-def _told(scores: Mapping[str, Tensor], min_examples: int) -> dict[str, Tensor]:
-    """The scores (1, 2) by name, zeros where they are of too few examples."""
-    pairs = {name: pair_12.cpu() for name, pair_12 in scores.items()}
-    few = {(group_of(name) or (name,))[:2] for name, pair in pairs.items() if 0 < pair[0, 1] < min_examples}
-    return {n: torch.zeros(1, 2) if (group_of(n) or (n,))[:2] in few else pair for n, pair in pairs.items()}
 
 
 def _registry(start: Message, client_data: ClientData) -> ClientRegistry:

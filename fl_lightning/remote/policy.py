@@ -37,7 +37,7 @@ class JobPolicy:
     Args:
         classes: The owner's own classes that jobs may name, ``module.Class``. They must be installed here.
         strategies: Class names of the strategies that may run here; None for any.
-        max_outputs: Maximum number of classes, or targets, of a federation, at most 100,000.
+        max_outputs: Maximum number of classes, targets or relations of links of a federation, at most 100,000.
         max_memory_gib: Memory that a job's process may use beyond what it needs to start, in GiB (Linux); None for what
             is free when it starts.
 
@@ -86,9 +86,9 @@ class SitePolicy(JobPolicy):
         max_outputs: As in :class:`JobPolicy`.
         max_memory_gib: As in :class:`JobPolicy`.
         min_examples: Minimum number of examples behind any number in a response to a stage or an evaluation: with fewer
-            labeled training examples the site does not train, metrics of a split with fewer and statistics of a class
-            with fewer are withheld, and client outputs with a row for each example are refused if this is above 1. At
-            least 1.
+            labeled training examples the site does not train, metrics of a split with fewer (in any class, label or
+            number, if they are a mean over these) and statistics of a class with fewer are withheld, and client
+            outputs with a row for each example are refused if this is above 1. At least 1.
         parameters: Patterns of the parameters that may leave; None for all that the strategy sends.
         local: Patterns of the parameters that never leave, whatever a job declares personal; ``head.*`` is the last
             layer, whatever its name. A job whose nets have no parameter that a pattern matches is refused.

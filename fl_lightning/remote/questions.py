@@ -18,7 +18,7 @@ from fl_lightning.remote.policy import Refused, SitePolicy
 from fl_lightning.remote.schema import OF_SUMS, QUESTIONS, WrongMessage, check_facts, shown
 from fl_lightning.round.payload import FLAT
 from fl_lightning.run.processes import dtype_of
-from fl_lightning.tasks import Task
+from fl_lightning.tasks import Task, task_of
 from fl_lightning.trainer import FederatedTrainer
 
 #: Kinds of messages with tensors.
@@ -63,7 +63,7 @@ def check_start(message: Message, client_data: ClientData, names: UserNames, tas
     layout, is_known = about["layout"], about["precision"] in PRECISIONS
     width = list(client_data.inputs.shape[1:])
     wrong = {
-        "task": about["task"] != task.plain,
+        "task": about["task"] != task.of_all([task_of(about["task"])]).plain,
         "num_features": "features" not in own and about["num_features"] not in (width, *width[: len(width) == 1]),
         "num_outputs": about["num_outputs"] < num_outputs_of(client_data, names, task),
         "own": about["own"] != list(own),

@@ -178,8 +178,16 @@ class Responses:
         _check_tensor(response.tensors, f"s/{MASKED}", (1, count), torch.int64)
         _check_names(response.tensors, [f"s/{MASKED}"])
 
-    def scores(self, response: Message, client: int, kinds: Iterable[str]) -> dict[str, Payload]:
+    def scores(
+        self, response: Message, client: int, kinds: Iterable[str], names: Sequence[str] | str
+    ) -> dict[str, Payload]:
         """The scores of each evaluated model.
+
+        Args:
+            response: A response whose fields were checked.
+            client: The client that sent it.
+            kinds: The models.
+            names: The metrics as the client named them when the run started, or why it could not.
 
         Raises:
             WrongMessage: There are other scores, or they are not sums over examples.
@@ -198,6 +206,10 @@ class Responses:
             if pair[0, 1]:
                 self._bind(client, metric, float(pair[0, 1]))
             result[kind][metric] = pair
+        for extras in result.values():
+            if not isinstance(names, str) and (differ := sorted(extras.keys() ^ set(names))):
+                how = "sends" if differ[0] in extras else "does not send"
+                raise WrongMessage(f"it {how} {shown(differ[0])}, other than it said when the run started")
         return {kind: Payload(clients=(client,), extras=extras) for kind, extras in result.items()}
 
     def _bind(self, client: int, name: str, count: float) -> None:

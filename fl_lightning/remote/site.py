@@ -108,7 +108,7 @@ class Site:
         self.own = own_of(own, client_data)
         self.names = names or UserNames(number_N=torch.arange(client_data.size))
         self.client_data = client_data = with_own_outputs(client_data, self.own, model.task, self.names)
-        self.model = model
+        self.model, self.task = model, model.task  # the site's own: the model takes that of the federation
         self.strategy = strategy
         self.folder = folder
         self.policy = (policy or SitePolicy()).for_training(model.privacy)
@@ -139,7 +139,7 @@ class Site:
         if (start := self._kept("start")) is not None:
             try:
                 check_question(start)
-                check_start(start, self.client_data, self.names, self.model.task, self.own)
+                check_start(start, self.client_data, self.names, self.task, self.own)
                 self._set_up(start)
                 self.last, self.scored = self._kept("response"), self._kept("scores")
                 self.current = ""  # the server's next message names the client's state
@@ -194,12 +194,11 @@ class Site:
     def _enroll(self, message: Message) -> Message:
         """Describe the client."""
         self.policy.check_strategy(message.about["strategy"])
-        task, digest = self.model.task, self.states.digest
-        return self._said(message, **card_of(self.client_data, self.names, task, self.own, digest))
+        return self._said(message, **card_of(self.client_data, self.names, self.task, self.own, self.states.digest))
 
     def _start(self, message: Message) -> Message:
         """Join a federation."""
-        check_start(message, self.client_data, self.names, self.model.task, self.own)
+        check_start(message, self.client_data, self.names, self.task, self.own)
         try:
             self._set_up(message)
             check_plan(self.job, self.strategy, self.member, self.model.privacy, self.accountant, self.policy)
@@ -223,7 +222,7 @@ class Site:
             self.sum.join(self.guard.run, member.index, about["names"], float(about["secure_share"]))
         self.guard.admit_parameters(member.num_flat)
         self.guard.check_stages(self.strategy, list(member.known))
-        member.find_metrics(self.policy.min_examples)
+        member.find_metrics(self.guard)
         self.is_started = True
         self.current = self.states.put(member.state())
 
@@ -361,7 +360,7 @@ class Site:
         evaluation = allowed_evaluation(self.strategy, member.index, "", message.about["evaluation"], payload)
         round_idx = message.about["round_idx"]
         self.guard.admit_tuning(evaluation, round_idx, member.steps_per_epoch)
-        of_client = partial(Predicted, task=self.model.task, client_data=self.client_data, names=self.names)
+        of_client = partial(Predicted, task=self.task, client_data=self.client_data, names=self.names)
         try:
             output_NK = member.executor.predict(evaluation, [member.index], round_idx)[member.index]
             write_predictions(self.folder / "predictions.csv", [of_client(output_NK=output_NK)], secret=True)

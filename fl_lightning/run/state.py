@@ -113,11 +113,13 @@ def restore(
     run.round_idx = state["round"]
     run.history = state["history"]
     run.num_failures = dict(state["num_failures"])
-    run.unusual = set(state.get("unusual", ()))  # which older checkpoints do not tell
+    with _telling(path, "unusual"):
+        run.unusual = set(state.get("unusual", ()))  # which older checkpoints do not tell
     run.config_file = state["config_file"]
     if others := sorted(set(state["selection"]) - set(run.selection.state_dict())):
         raise _other(path, f"selection has {others[0]!r}")
-    _restore_selection(run, path, state)
+    with _telling(path, "selection"):
+        _restore_selection(run, path, state)
     for logger in run.loggers:
         if state["wandb_id"] and hasattr(logger, "continue_run"):
             logger.continue_run(state["wandb_id"])
@@ -153,7 +155,7 @@ def _telling(path: Path, part: str) -> Iterator[None]:
     """Name the part of a checkpoint that is not as runs write it; what users' classes raise is not caught here."""
     try:
         yield
-    except (LookupError, TypeError, AttributeError, RuntimeError) as error:
+    except (LookupError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
         raise _other(path, f"{part}: {type(error).__name__}") from error
 
 

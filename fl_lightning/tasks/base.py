@@ -66,6 +66,8 @@ class Task(ABC):
     has_graph_examples: ClassVar[bool] = False
     #: Whether a node may be in several examples.
     shares_nodes: ClassVar[bool] = False
+    #: Settings that count what occurs in a client's data: the largest of the clients' holds for their federation.
+    counted: ClassVar[tuple[str, ...]] = ()
     #: Why private training cannot cover it; empty if it can.
     not_private: ClassVar[str] = ""
 
@@ -83,6 +85,15 @@ class Task(ABC):
     def plain(self) -> dict[str, Any]:
         """The task as data: its name and its settings."""
         return {"name": type(self).__name__, **dataclasses.asdict(self)}
+
+    def of_all(self, others: Sequence["Task"]) -> "Task":
+        """This task in a federation with clients that have others, whose counts may be larger."""
+        alike = [self, *(each for each in others if type(each) is type(self))]
+        return dataclasses.replace(self, **{name: max(getattr(each, name) for each in alike) for name in self.counted})
+
+    def lacks(self, client_data: Any) -> str:
+        """What the data of a client lack that others' have, in words; empty for nothing."""
+        return ""
 
     def __str__(self) -> str:
         """The name, with what is set to something else than its default."""

@@ -32,6 +32,7 @@ class LinkPrediction(Task):
 
     examples = "pairs"
     example = "pair"
+    counted: ClassVar[tuple[str, ...]] = ("num_relations",)
     number_columns: ClassVar[tuple[str, ...]] = ("source", "target")
     has_graphs = shares_nodes = True
     not_private = (
@@ -94,6 +95,15 @@ class LinkPrediction(Task):
                 f"the net has num_relations={known}, but the links are of {self.num_relations} relations: set "
                 f"model.net.init_args.num_relations to {self.num_relations}"
             )
+
+    def lacks(self, client_data: Any) -> str:
+        """Relations, if links elsewhere have some."""
+        if self.num_relations == 1 or client_data.relation_P is not None:
+            return ""
+        return (
+            f"the links of the federation are of {self.num_relations} relations, and those here of none: give the "
+            "graph edge_type, numbered as elsewhere"
+        )
 
     def heuristics(self, clients: Sequence[Any]) -> dict[str, dict[str, float]]:
         """Common neighbors, Adamic-Adar and Katz, from the edges along which messages are sent."""

@@ -81,6 +81,17 @@ class Target(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} has no such metrics")
 
+    def fewest(self, y_N: Tensor) -> dict[str, int]:
+        """How many examples the smallest part of a metric is of, by the name of each metric that is a mean over parts.
+
+        The parts are classes, labels or numbers, of which each counts as much as the others, however few examples it
+        has; where a part compares examples with others, the fewer of the two count. Other metrics are of all examples.
+
+        Args:
+            y_N: The targets of a split.
+        """
+        return {}
+
     @abstractmethod
     def predictions(self, logits: Tensor) -> Tensor:
         """The predictions for the user, (N, K)."""
@@ -161,6 +172,10 @@ class Classes(Target):
     ) -> dict[str, tuple[Tensor, Tensor]]:
         return class_scores(metrics, logits, y, masks)
 
+    def fewest(self, y_N: Tensor) -> dict[str, int]:
+        """Of the smallest class."""
+        return _smallest(torch.bincount(y_N[y_N >= 0]), ("f1", "auroc", "balanced_accuracy"))
+
     def predictions(self, logits: Tensor) -> Tensor:
         """Probabilities of the classes."""
         return logits.softmax(dim=-1)
@@ -228,6 +243,10 @@ class Labels(Target):
     ) -> dict[str, tuple[Tensor, Tensor]]:
         return label_scores(metrics, logits, y, masks)
 
+    def fewest(self, y_N: Tensor) -> dict[str, int]:
+        """Of the label that the fewest examples have, or lack."""
+        return _smallest(torch.minimum((y_N > 0.5).sum(dim=0), (y_N <= 0.5).sum(dim=0)), LABEL_METRICS)
+
     def predictions(self, logits: Tensor) -> Tensor:
         """The probability of each label."""
         return logits.sigmoid()
@@ -292,6 +311,10 @@ class Numbers(Target):
     ) -> dict[str, tuple[Tensor, Tensor]]:
         return number_scores(metrics, logits, y, masks)
 
+    def fewest(self, y_N: Tensor) -> dict[str, int]:
+        """Of the number that is known for the fewest."""
+        return _smallest((~y_N.isnan()).sum(dim=0), NUMBER_METRICS)
+
     def predictions(self, logits: Tensor) -> Tensor:
         """The predicted numbers."""
         return logits
@@ -332,6 +355,12 @@ CLASSES, LABELS, NUMBERS = Classes(), Labels(), Numbers()
 def mean_of_known(value_NK: Tensor, known_NK: Tensor) -> Tensor:
     """The mean of an example's known values, (N,); 0 if it has none."""
     return torch.where(known_NK, value_NK, 0.0).sum(dim=-1) / known_NK.sum(dim=-1).clamp(min=1)
+
+
+def _smallest(count_K: Tensor, metrics: Sequence[str]) -> dict[str, int]:
+    """The smallest of the parts that occur, for metrics that are means over these."""
+    occurs_K = count_K[count_K > 0]
+    return dict.fromkeys(metrics, int(occurs_K.min())) if len(occurs_K) else {}
 
 
 def _log_mean(log_p: Tensor, log_q: Tensor, share: Tensor) -> Tensor:

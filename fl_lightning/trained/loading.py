@@ -22,12 +22,9 @@ from fl_lightning.run.assembly import Run
 from fl_lightning.run.joining import joined
 from fl_lightning.run.predictions import Predicted, write_predictions
 from fl_lightning.strategies import Strategy
-from fl_lightning.trained.models import agree, inputs_of, model_of
+from fl_lightning.trained.models import agree, model_of, outputs_of
 from fl_lightning.trained.new_data import Like, as_client_data, names_in, numbers_of, read_new
 from fl_lightning.trained.rebuilt import from_configuration, from_parts
-
-#: Two predictions that differ by less are the same: sums are added in another order.
-TOLERANCE = 1e-4
 
 
 def load_run(
@@ -84,8 +81,7 @@ class LoadedRun:
         recorded: What the run's files say of it.
         names: Names of the training clients; after :meth:`onboard` of the new client alone.
         round_idx: The round after which the models were saved, from 0.
-        scores: The new client's metrics, and ``epsilon`` of private training; empty for the clients of the training,
-            whose metrics are in ``recorded``.
+        scores: The new client's metrics, and ``epsilon`` of private training; others' metrics are in ``recorded``.
     """
 
     def __init__(
@@ -299,7 +295,13 @@ class LoadedRun:
         return names_in(Path(new), self._source(client or self.names[0])[0]) if isinstance(new, str | Path) else None
 
     def write_predictions(
-        self, path: Path, data: ClientData, predicted: Tensor, names: tuple[str, ...] | None = None
+        self,
+        path: Path,
+        data: ClientData,
+        predicted: Tensor,
+        names: tuple[str, ...] | None = None,
+        *,
+        trained: bool = False,
     ) -> None:
         """Write predictions of new data as :mod:`fl_lightning.run.predictions` describes.
 
@@ -308,7 +310,9 @@ class LoadedRun:
             data: The new data (:meth:`new_data`).
             predicted: What was predicted for them (:meth:`predict`).
             names: What the examples are called; None if they have no names.
+            trained: Whether the model was trained on those that train (:meth:`onboard`); their split is none if not.
         """
+        data = data if trained else dataclasses.replace(data, train_mask_N=torch.zeros_like(data.train_mask_N))
         own = UserNames(number_N=numbers_of(data), names=names, class_names=self._run.datamodule.class_names)
         task = self._run.registry.task
         write_predictions(path, [Predicted(task=task, client_data=data, names=own, output_NK=predicted)])
@@ -392,9 +396,5 @@ class LoadedRun:
 
     def _output(self, model: nn.Module, data: ClientData, batch: Batch) -> tuple[Tensor, float]:
         """A model's predictions, in the run's precision, and how far others of that precision may be from them."""
-        kind = self._run.fabric.device.type
         with torch.no_grad(), self._run.fabric.autocast():
-            result = model(**inputs_of(model, data, batch))
-            logits: Tensor = result[0] if isinstance(result, tuple) else result
-            form = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else logits.dtype
-        return self._run.registry.task.target.predictions(logits), max(TOLERANCE, 8 * torch.finfo(form).eps)
+            return outputs_of(model, data, batch, self._run.registry.task.target)

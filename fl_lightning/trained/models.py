@@ -22,6 +22,10 @@ from fl_lightning.models.plain import PlainNet
 from fl_lightning.models.plain_inputs import Inputs, parameters_of
 from fl_lightning.round.client import ClientModule, OutputRule
 from fl_lightning.tasks import Task
+from fl_lightning.tasks.targets import Target
+
+#: Two predictions that differ by less are the same: sums are added in another order.
+TOLERANCE = 1e-4
 
 
 class BatchModel(nn.Module):
@@ -171,6 +175,22 @@ def inputs_of(model: nn.Module, client_data: ClientData, batch: Batch) -> dict[s
     else:
         first, others = read.arguments(model, batch.plain)
     return {parameters_of(model.forward)[0]: first, **others}
+
+
+def outputs_of(model: nn.Module, client_data: ClientData, batch: Batch, target: Target) -> tuple[Tensor, float]:
+    """What such a module predicts, in the precision of autocast, and how far others of that precision may be from it.
+
+    Args:
+        model: The module.
+        client_data: The data.
+        batch: The same as a batch of one client.
+        target: What is predicted.
+    """
+    result = model(**inputs_of(model, client_data, batch))
+    logits: Tensor = result[0] if isinstance(result, tuple) else result
+    kind = logits.device.type
+    form = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else logits.dtype
+    return target.predictions(logits), max(TOLERANCE, 8 * torch.finfo(form).eps)
 
 
 def _unlabeled(size: int, num_outputs: int | None) -> dict[str, Any]:

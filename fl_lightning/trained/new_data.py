@@ -244,9 +244,9 @@ def _(client_data: ClientGraphs, new: Any, like: Like) -> ClientData:
     whole_graphs = dataclasses.replace(like.preparation, largest_component=False)
     prepared = prepared_graphs(loaded, whole_graphs, NAME, client_data.max_degree)
     width = client_data.union.num_features if like.registry.own_inputs else None
-    least = max(client_data.union.x_NF.any(dim=0).nonzero().flatten().tolist(), default=-1) + 1  # zeros may be appended
-    if width and not least <= prepared.num_features <= width:
-        raise ValueError(f"{NAME} has {prepared.num_features} features, the client's graphs {least} to {width}")
+    own, given_width = client_data.own_width or width, prepared.num_features
+    if width and given_width != own and (given_width != width or prepared.union.x[:, own:].any()):  # zeros may follow
+        raise ValueError(f"{NAME} has {given_width} features, the client's graphs {own}: give the same, in that order")
     whole = torch.arange(len(new))
     made = prepared.client(
         "new", whole, y_N, torch.zeros(len(new)), num_features=width, num_outputs=client_data.num_outputs
@@ -297,11 +297,11 @@ def _(client_data: ClientExamples, new: Any, like: Like) -> ClientData:
         given = new if isinstance(new, Mapping) else {"x": new}
     if strangers := sorted(map(str, set(given) - {"x", "y", *MASKS})):
         raise ValueError(f"{NAME} has {strangers[0]!r}: give x, y and {', '.join(MASKS)} by these names")
-    x = torch.as_tensor(given["x"]) if isinstance(given.get("x"), np.ndarray) else given.get("x")
-    if not isinstance(x, Tensor) or x.dim() < 2 or not len(x) or x.is_complex() or not bool(x.isfinite().all()):
+    x = _tensor("x", given["x"]).float() if isinstance(given.get("x"), np.ndarray | Tensor) else None
+    if x is None or x.dim() < 2 or not len(x) or not bool(x.isfinite().all()):  # in the nets' type
         raise ValueError(f"{NAME} is {_said(new)}: give finite numbers x, a row for each example, or x and y by name")
     y_N = like.targets(given.get("y"), len(x))
-    return ClientExamples(name="new", x_NX=x.float(), y_N=y_N, **like.roles(y_N, {n: given.get(n) for n in MASKS}))
+    return ClientExamples(name="new", x_NX=x, y_N=y_N, **like.roles(y_N, {n: given.get(n) for n in MASKS}))
 
 
 def _masks_in(graph: Data) -> dict[str, Any]:
@@ -332,10 +332,9 @@ def _check_hidden(scored_P2: Tensor, known_2E: Tensor, num_nodes: int) -> None:
 
 def _relations_of(graph: Data, num_pairs: int, like: Like) -> Tensor:
     """The relation in question of each pair, int64 (P,)."""
-    relation_P, count = graph.get("edge_label_type"), like.registry.task.plain["num_relations"]
-    are_numbers = (
-        isinstance(relation_P, Tensor) and relation_P.shape == (num_pairs,) and not relation_P.is_floating_point()
-    )
+    given, count = graph.get("edge_label_type"), like.registry.task.plain["num_relations"]
+    relation_P = _tensor("edge_label_type", given) if isinstance(given, Tensor) else torch.empty(0)
+    are_numbers = relation_P.shape == (num_pairs,) and not relation_P.is_floating_point()
     if are_numbers and bool(((relation_P >= 0) & (relation_P < count)).all()):
         known_P: Tensor = relation_P.long()
         return known_P
@@ -351,15 +350,14 @@ def numbers_of(new: ClientData) -> Tensor:
 
 
 def _tensor(name: str, given: Any) -> Tensor:
-    """What is given as a tensor.
-
-    Raises:
-        ValueError: It is not of numbers.
-    """
+    """What is given as a tensor of real numbers; others are refused."""
     try:
-        return torch.as_tensor(given)
+        made = torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{NAME}: {name} is {_said(given)} that makes no tensor ({error}): give numbers") from error
+    if made.layout != torch.strided or made.is_complex() or made.is_meta:
+        raise ValueError(f"{NAME}: {name} is sparse, complex or without values: give a dense tensor of real numbers")
+    return made
 
 
 def _graph(new: Any) -> Data:

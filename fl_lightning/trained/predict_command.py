@@ -1,7 +1,6 @@
 """Predict new data with the model of a run: ``fl-train predict RUN --data FILE --client NAME``."""
 
 import argparse
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -50,9 +49,8 @@ def main(arguments: Sequence[str]) -> int:
             predicted = run.predictions()[client]
         else:
             predicted = run.predict(data, client, num_finetune_epochs=given.finetune)
-        if not given.onboard and not given.finetune:  # nobody has trained on them
-            data = dataclasses.replace(data, train_mask_N=data.train_mask_N.new_zeros(data.train_mask_N.shape))
-        run.write_predictions(Path(given.to), data, predicted, run.new_names(given.data, client))
+        names, trained = run.new_names(given.data, client), given.onboard or given.finetune > 0
+        run.write_predictions(Path(given.to), data, predicted, names, trained=trained)
     except (ValueError, OSError) as error:
         return mistake("predict", error)
     print(f"{len(predicted)} predictions in {given.to}: {run.strategy} after round {run.round_idx}")

@@ -135,7 +135,7 @@ def test_a_class_with_few_examples_hides_all_classes_of_its_split(graphs, make_m
 
     def by_class():
         model = make_model()
-        model.metrics = ("recall_per_class",)
+        model.metrics = ("recall_per_class", "balanced_accuracy")
         return model
 
     for least, hides in ((1, False), (4, True)):
@@ -153,6 +153,9 @@ def test_a_class_with_few_examples_hides_all_classes_of_its_split(graphs, make_m
                 told = [float(scores[f"{split}/recall_class_{k}"][row, 1]) for k in range(len(there_K))]
                 few = bool(((there_K > 0) & (there_K < least)).any())
                 assert told == [0.0 if few else float(count) for count in there_K]
+                whole = float(scores[f"{split}/balanced_accuracy"][row, 1])  # the mean of these
+                assert whole == (0.0 if few else float(there_K.sum()))
+                assert float(scores[f"{split}/acc"][row, 1]) == float(there_K.sum())
         assert bool((scores["test/recall_class_0"][:, 1] == 0).any()) == hides
 
 

@@ -257,11 +257,11 @@ def test_noisy_metrics_are_finite_numbers_of_one(pair) -> None:
     def response(values):
         return Message(kind="response", about={"failures": {}}, tensors={"0/val/acc": torch.tensor([values])})
 
-    assert responses.scores(response([-3.5, 1.0]), 0, [""])
+    assert responses.scores(response([-3.5, 1.0]), 0, [""], ["val/acc"])
     with pytest.raises(WrongMessage, match=r"impossible|noise to a count of 1"):
-        responses.scores(response(pair), 0, [""])
+        responses.scores(response(pair), 0, [""], ["val/acc"])
     with pytest.raises(WrongMessage, match="impossible"):
-        responses.scores(response([-3.5, 1.0]), 1, [""])
+        responses.scores(response([-3.5, 1.0]), 1, [""], ["val/acc"])
 
 
 def test_a_sum_with_noisy_metrics_is_not_checked_for_shares() -> None:

@@ -7,17 +7,17 @@ import functools
 import pytest
 import torch
 from sites import OPEN, assert_same_clients, make_sites
-from task_data import LabeledRows, graph_data, link_data, node_data
+from task_data import LabeledRows, graph_data, link_data, node_data, relational_graph
 from torch.optim import SGD
 
 from fl_lightning import ClientModule, FederatedDataModule, SequentialExecutor
-from fl_lightning.data import NeighborSampler
+from fl_lightning.data import InMemorySource, NeighborSampler
 from fl_lightning.models import GCN, MLP, LinkGCN, PooledGCN
 from fl_lightning.relations.topology import Ring
-from fl_lightning.remote import LoopbackChannel, Message, federate
+from fl_lightning.remote import LoopbackChannel, Message, SitePolicy, federate
 from fl_lightning.remote.digests import content_of
 from fl_lightning.strategies import FedAvg, FedProto
-from fl_lightning.tasks import Drawing, NodeClassification, NodeRegression, Task
+from fl_lightning.tasks import Drawing, LinkPrediction, NodeClassification, NodeRegression, Task
 
 
 def plain(net) -> ClientModule:
@@ -90,6 +90,68 @@ def test_a_digest_is_of_all_data_of_a_client(kind, tmp_path) -> None:
         changed.append(dataclasses.replace(own, **{name: fewer}))
     assert content_of(own) not in map(content_of, changed)
     assert content_of(own) == content_of(dataclasses.replace(own, name="another"))
+
+
+def test_a_comparison_with_few_links_says_nothing(make_trainer, tmp_path) -> None:
+    """A client's AUROC counts pairs without a link as well, but one over a single link is about a single link."""
+    data = link_data(tmp_path / "cache")
+    clients = []
+    for client, kept in zip(data.clients, (4, 5, 5), strict=True):
+        link_P = client.test_mask_N & (client.y_N[:, 0] > 0.5)
+        test_N = client.test_mask_N & (~link_P | (link_P.cumsum(0) <= kept))
+        clients.append(dataclasses.replace(client, test_mask_N=test_N))
+    sites = make_sites(clients, tmp_path / "sites", lambda: (model(LinkGCN, data.task), strategy()), SitePolicy())
+    trainer, the_strategy = make_trainer(num_rounds=1), strategy()
+    trainer.fit(plain(LinkGCN), federate(trainer, LoopbackChannel(sites), the_strategy), the_strategy)
+    scores = trainer.run.scores[""].extras
+    for name in ("auroc", "average_precision", "mrr"):
+        assert (scores[f"test/{name}"][:, 1] > 0).tolist() == [False, True, True]
+    assert scores["test/acc"][:, 1].tolist() == [64, 65, 65]
+
+
+def relational_sites(folder):
+    """Three clients, the last with links of the relation 0 alone, and a site for each as it sees its own data."""
+    graph = relational_graph()
+    graph.edge_type[graph.edge_index[0] >= 60] = 0
+    data = link_data(folder / "cache", source=InMemorySource(graph))
+    counts = [int(client.relation_P.max()) + 1 for client in data.clients]
+    assert counts == [2, 2, 1]
+
+    def sites(clients):
+        tasks = iter([LinkPrediction(num_relations=count) for count in counts])
+        return make_sites(clients, folder / "sites", lambda: (client_of(next(tasks)), strategy()))
+
+    return data, sites
+
+
+def client_of(task: Task) -> ClientModule:
+    made = ClientModule(None, functools.partial(SGD, lr=0.05))  # the default net tells relations apart
+    made.take_task(task)
+    return made
+
+
+def test_all_nets_tell_the_relations_of_all_sites_apart(make_trainer, caplog, tmp_path) -> None:
+    data, sites = relational_sites(tmp_path)
+    expected = make_trainer(num_rounds=1, executor=SequentialExecutor()).fit(client_of(data.task), data, strategy())
+    trainer, the_strategy, made = make_trainer(num_rounds=1), strategy(), sites(data.clients)
+    for _ in range(2):  # whoever has been in a federation says the same of the own data
+        result = trainer.fit(client_of(data.task), federate(trainer, LoopbackChannel(made), the_strategy), the_strategy)
+        assert result == expected
+        assert "site-0 has 2 relations, other sites as few as 1: all nets have 2; number them alike" in caplog.text
+        caplog.clear()
+
+
+def test_a_site_without_relations_is_refused_where_others_have_some(make_trainer, tmp_path) -> None:
+    data, sites = relational_sites(tmp_path)
+    made = sites([*data.clients[:2], dataclasses.replace(data.clients[2], relation_P=None)])
+    trainer, the_strategy = make_trainer(num_rounds=1), strategy()
+    elsewhere = federate(trainer, LoopbackChannel(made), the_strategy)
+    with pytest.raises(
+        ValueError, match="client-02: the links of the federation are of 2 relations, and those here of"
+    ):
+        trainer.fit(client_of(data.task), elsewhere, the_strategy)
+    with pytest.raises(ValueError, match=r"site-0: its data have 2 relations, but policy.max_outputs is 1 at the serv"):
+        federate(trainer, LoopbackChannel(made), the_strategy, max_outputs=1).prepare_data()
 
 
 def test_sites_of_different_tasks_are_refused(make_trainer, tmp_path) -> None:

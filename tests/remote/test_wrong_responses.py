@@ -264,3 +264,14 @@ def test_a_score_is_always_of_as_many_examples() -> None:
     responses._check_scores(0, "score", {"score": torch.tensor([[3.0, 8.0]])})
     with pytest.raises(WrongMessage, match="score was of 8 examples, and is of 9"):
         responses._check_scores(0, "score", {"score": torch.tensor([[3.0, 9.0]])})
+
+
+@pytest.mark.parametrize(("sent", "how"), [((), "does not send val/acc"), (("val/acc", "val/f1"), "sends val/f1")])
+def test_metrics_are_those_that_the_site_named_at_first(sent, how) -> None:
+    """Of two sites, the one that kept to them was left out if the other's response came first."""
+    tensors = {f"0/{name}": torch.tensor([[3.0, 8.0]]) for name in sent}
+    response = Message(kind="response", about={"failures": {}}, tensors=tensors)
+    with pytest.raises(WrongMessage, match=f"^it {how}, other than it said when the run started"):
+        Responses().scores(response, 0, [""], ["val/acc"])
+    assert list(Responses().scores(response, 0, [""], list(sent))[""].extras) == list(sent)
+    assert list(Responses().scores(response, 0, [""], "RuntimeError")[""].extras) == list(sent)

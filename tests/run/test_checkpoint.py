@@ -135,6 +135,9 @@ def test_files_that_cannot_be_read_are_refused(saved, path, federation, make_mod
         (lambda content: content["clients"].pop("parameters"), "clients: KeyError"),
         (lambda content: content["random"].update(torch=torch.zeros(3, dtype=torch.uint8)), "random: RuntimeError"),
         (lambda content: content.update(selection={"better": 5}), "selection has 'better'"),
+        (lambda content: content["random"]["numpy"].update(pos=10**12), "random: OverflowError"),
+        (lambda content: content.update(unusual=5), "unusual: TypeError"),
+        (lambda content: content.pop("best_server"), "selection: KeyError"),
     ],
 )
 def test_what_no_run_has_written_is_named(change, named, saved, path, federation, make_model, make_trainer) -> None:

@@ -19,6 +19,7 @@ from fl_lightning.batches import ClientExamples
 from fl_lightning.tasks import ExampleClassification, ExampleRegression, NodeClassification, task_of
 from fl_lightning.tasks.base import kind_of_target
 from fl_lightning.tasks.class_metrics import LABEL_METRICS, class_scores, label_scores
+from fl_lightning.tasks.link_target import LINKS
 from fl_lightning.tasks.number_metrics import NUMBER_METRICS, number_scores
 from fl_lightning.tasks.targets import CLASSES, LABELS, NUMBERS
 
@@ -136,6 +137,21 @@ def test_a_label_of_one_kind_alone_has_no_value() -> None:
         "auroc"
     ]
     assert (float(total), float(count)) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("target", "y", "metrics", "fewest"),
+    [
+        (CLASSES, torch.tensor([0, 0, 2, 2, 2, -1]), ("f1", "auroc", "balanced_accuracy"), 2),  # nobody is of class 1
+        (LABELS, torch.tensor([[1.0, 1.0, NAN]] * 2 + [[0.0, 1.0, 1.0]] * 3 + [[0.0, 1.0, 0.0]] * 2), LABEL_METRICS, 2),
+        (LINKS, torch.tensor([[1.0]] + [[0.0]] * 9), LABEL_METRICS, 1),
+        (NUMBERS, torch.tensor([[1.0, NAN, NAN]] * 3 + [[1.0, 2.0, NAN]]), NUMBER_METRICS, 1),
+    ],
+    ids=lambda each: getattr(each, "name", ""),
+)
+def test_the_fewest_examples_of_a_part_of_a_metric_by_hand(target, y, metrics, fewest) -> None:
+    assert target.fewest(y) == dict.fromkeys(metrics, fewest)
+    assert target.fewest(y[:0]) == {}
 
 
 def test_what_targets_are_is_seen() -> None:

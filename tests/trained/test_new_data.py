@@ -177,6 +177,9 @@ def test_graphs(make_trainer, tmp_path) -> None:
         run.predict([])
     with pytest.raises(ValueError, match="the new data is a Data: give a list of graphs"):
         run.predict(graphs[0])
+    wrong = Data(**{**graphs[1].to_dict(), "edge_index": graphs[1].edge_index > 0})
+    with pytest.raises(ValueError, match=r"the new data, graph 1: edge_index is torch\.bool"):
+        run.predict([graphs[0], wrong])
 
 
 def test_graphs_of_a_client_with_features_of_its_own(make_trainer, tmp_path) -> None:
@@ -186,11 +189,13 @@ def test_graphs_of_a_client_with_features_of_its_own(make_trainer, tmp_path) -> 
     data.setup()
     run = loaded(make_trainer, data, FedPer)
     own = graphs[0].x.shape[1]
-    for name, least, fits in zip(run.names, (own, 2 * own), (graphs, wide), strict=True):
+    padded = [Data(**{**graph.to_dict(), "x": torch.nn.functional.pad(graph.x, (0, own))}) for graph in graphs]
+    assert torch.equal(run.predict(padded, run.names[0]), run.predict(graphs, run.names[0]))
+    for name, width, fits in zip(run.names, (own, 2 * own), (graphs, wide), strict=True):
         assert run.predict(fits, name).shape == (len(graphs), 2)
-        for width in (own - 1, 2 * own + 1):
-            others = [Data(**{**graph.to_dict(), "x": torch.ones(graph.num_nodes, width)}) for graph in graphs]
-            with pytest.raises(ValueError, match=f"has {width} features, the client's graphs {least} to {2 * own}"):
+        for other in {own - 1, own, own + 1, 2 * own, 2 * own + 1} - {width}:
+            others = [Data(**{**graph.to_dict(), "x": torch.ones(graph.num_nodes, other)}) for graph in graphs]
+            with pytest.raises(ValueError, match=f"has {other} features, the client's graphs {width}: give the same"):
                 run.predict(others, name)
 
 
@@ -223,7 +228,14 @@ def test_links(make_trainer, tmp_path) -> None:
     assert [int(rows[0]["source"]), int(rows[0]["target"])] == data.pair_P2[0].tolist()
     assert rows[0]["linked"] == ""
     new.edge_label = data.y_N[:, 0]
+    made = run.new_data(new)
+    for trained, split in ((False, "none"), (True, "train")):
+        run.write_predictions(tmp_path / "links.csv", made, run.predict(made), trained=trained)
+        assert splits_in(tmp_path / "links.csv") == [split] * data.size
     assert run.predict(new, num_finetune_epochs=1).shape == (data.size, 1)
+    new.edge_label_index = new.edge_label_index.to_sparse()
+    with pytest.raises(ValueError, match="the new data: edge_label_index is sparse; save it dense"):
+        run.predict(new)
     with pytest.raises(ValueError, match="has no edge_label_index: give the pairs"):
         run.predict(Data(x=data.graph.x_NF, edge_index=data.graph.edge_index_2E))
 
@@ -305,8 +317,13 @@ def test_rows(make_trainer, tmp_path) -> None:
     run = loaded(make_trainer, data)
     rows = run.data(run.names[0]).x_NX
     assert torch.allclose(run.predict(rows, run.names[0]), run.predictions()[run.names[0]], atol=1e-6)
-    with pytest.raises(ValueError, match="give finite numbers x, a row for each example"):
-        run.predict(rows[0])
+    for wrong in (rows[0], rows.double() * 1e300):  # the nets' type holds no such numbers
+        with pytest.raises(ValueError, match="give finite numbers x, a row for each example"):
+            run.predict(wrong)
+    for odd in (torch.Tensor.to_sparse, lambda each: each.to(torch.complex64), lambda each: each.to("meta")):
+        for name, given in (("x", {"x": odd(rows)}), ("y", {"x": rows, "y": odd(rows[:, :3])})):
+            with pytest.raises(ValueError, match=f"the new data: {name} is sparse, complex or without values"):
+                run.predict(given)
 
 
 @pytest.mark.parametrize("whose", [["--client", "c"], ["--client=c"], ["--global"], ["--onboard"]])
@@ -315,7 +332,7 @@ def test_the_run_may_be_named_last(whose: list[str], capsys) -> None:
     assert "fl-train predict: error: there is no folder runs/none" in capsys.readouterr().err
 
 
-def splits_in(file: str) -> list[str]:
+def splits_in(file: str | Path) -> list[str]:
     with open(file, newline="") as rows:
         return [row["split"] for row in csv.DictReader(rows)]
 

@@ -6,6 +6,7 @@ Shape legend: N nodes, F features, U undirected edges, P pairs.
 """
 
 import dataclasses
+import warnings
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -336,6 +337,14 @@ def _relations(raw: Data, type_E: Tensor, code_U: Tensor, name: str) -> Tensor:
             f"{name}: nodes {first} and {second} have edges of the types {int(relation_U[differs_U][0])} and "
             f"{int(greatest_U[differs_U][0])}, but a pair of nodes has one relation: keep one of them, or number both "
             "together as a type of its own"
+        )
+    count, occur = int(relation_U.max()) + 1, int((relation_U.sort().values.diff() > 0).sum()) + 1
+    if occur < count:
+        warnings.warn(
+            f"{name}: edge_type goes up to {count - 1}, but {count - occur:,} of the {count:,} relations occur in no "
+            "edge, and their weights in nets learn nothing here: number relations from 0 without gaps, unless other "
+            "sites have the rest.",
+            stacklevel=2,
         )
     return relation_U.long()
 

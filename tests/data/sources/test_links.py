@@ -7,7 +7,7 @@ import pytest
 import torch
 from link_leaks import check_no_leak, codes
 from rich.console import Console
-from task_data import link_data, link_graph
+from task_data import link_data, link_graph, relational_graph
 from torch_geometric.data import Data
 
 from fl_lightning import FederatedDataModule
@@ -377,6 +377,10 @@ def test_wrong_data_are_named(tmp_path) -> None:
     graph = Data(x=torch.ones(9, 1), edge_index=torch.tensor([[0, 1, 2], [1, 0, 3]]), edge_type=torch.tensor([4, 2, 0]))
     with pytest.raises(ValueError, match="nodes 0 and 1 have edges of the types 2 and 4, but a pair of nodes has one"):
         link_data(tmp_path, RandomPartitioner(1), source=InMemorySource(graph))
+    graph = relational_graph()
+    graph.edge_type *= 4
+    with pytest.warns(UserWarning, match="edge_type goes up to 4, but 3 of the 5 relations occur in no edge"):
+        link_data(tmp_path, source=InMemorySource(graph))
     across = {"candidates": "across", "features": "identity", "source": COMMUNITIES}
     with pytest.raises(ValueError, match=r"candidates: across is for disjoint clients, but node \d+ is at"):
         link_data(tmp_path, OverlappingMetisPartitioner(2, 2, 0.9), **across)
