@@ -175,6 +175,21 @@ class ReadsPlain(ClientModule):
         return super().loss(output, batch) / batch.plain.x.shape[0]
 
 
+class DecaysItself(ClientModule):
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return super().loss(output, batch) + 0.1 * sum(p.square().sum() for p in self.parameters())
+
+
+class DecaysGiven(ClientModule):
+    def objective(self, parameters: Any, batch: Any, context: Any) -> Tensor:
+        return super().objective(parameters, batch, context) + 0.1 * sum(p.square().sum() for p in parameters.values())
+
+
+class ScoresItself(ClientModule):
+    def scores(self, output: Any, batch: Any) -> Any:
+        return {**super().scores(output, batch), "val/norm": (self.net.lin.weight.norm(), batch.val_mask.sum() * 0 + 1)}
+
+
 def centered(h: Tensor) -> Tensor:
     return h.mean(dim=0, keepdim=True)
 
@@ -191,10 +206,25 @@ def centered(h: Tensor) -> Tensor:
         (lambda: ClientModule(functools.partial(Sums, of_edges=True)), "^AttributeError: a stack .* has no edge_index"),
         (lambda: ReadsEdges(Sums), "^AttributeError: a stack of clients has no edge_index"),
         (lambda: ReadsPlain(Sums), "^AttributeError: 'NoneType' object has no attribute 'x'"),
+        (lambda: DecaysGiven(Sums), "^$"),
+        (lambda: DecaysItself(Sums), r"^its losses are computed from self.net or self.parameters\(\).* objective\("),
+        (lambda: ScoresItself(Sums), r"^its val/norm are computed from self.net"),
     ],
-    ids=["right", "scores", "loss", "count", "net", "edges in net", "edges in loss", "plain graph"],
+    ids=[
+        "right",
+        "scores",
+        "loss",
+        "count",
+        "net",
+        "edges in net",
+        "edges in loss",
+        "plain graph",
+        "given parameters",
+        "own parameters in loss",
+        "own parameters in scores",
+    ],
 )
-def test_what_counts_padding_or_reads_one_clients_fields_does_not_run_on_a_stack(
+def test_what_counts_padding_or_reads_what_one_client_has_does_not_run_on_a_stack(
     model: Any, why: str, precision: Any, graphs: Any
 ) -> None:
     client = model()
