@@ -29,7 +29,7 @@ from fl_lightning.executors.trial import why_not_stacked
 from fl_lightning.models.output import NetOutput
 from fl_lightning.round.privacy import RecordPrivacy
 from fl_lightning.run.failures import ClientFailure, TooFewUpdates
-from fl_lightning.strategies import FedAux, FedAvg, FedProto, FedSage, FedSagePlus
+from fl_lightning.strategies import MOON, Ditto, FedAux, FedAvg, FedProto, FedProx, FedSage, FedSagePlus
 
 
 class Masked(ClientModule):
@@ -261,6 +261,36 @@ def test_a_training_step_has_inputs_edges_and_its_own_logits(
     assert torch.equal(seen["edge_index"], last.edge_index_2E)
     assert seen["logits"].shape == (last.num_nodes, 3)
     assert (trainer.run.executor._batch(0).sparse_x is not None) == sparse
+
+
+class StepWithMore(ClientModule):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) + 0.1 * self(batch).square().mean()
+
+
+@pytest.mark.filterwarnings("ignore:.* overrides training_step")
+@pytest.mark.parametrize(
+    ("client", "strategy", "missing"),
+    [
+        (WholeStep, FedProx, "penalty"),
+        (WholeStep, MOON, "objective"),
+        (WholeStep, Ditto, "objective and penalty"),
+        (WholeStep, FedAvg, None),
+        (StepWithMore, FedProx, None),
+    ],
+)
+def test_a_training_step_without_the_terms_of_the_strategy_is_said_to_be_another_method(
+    client: Any, strategy: Any, missing: str | None, federation: Any, make_trainer: Any
+) -> None:
+    """With FedProx it was FedAvg, without a word."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        make_trainer(num_rounds=2).fit(client(), federation, strategy(num_epochs=1))
+    said = [str(each.message) for each in caught if "leaves out" in str(each.message)]
+    what = (
+        f"WholeStep.training_step leaves out the strategy's {missing}, so that this is another method: return super()"
+    )
+    assert [line[: len(what)] for line in said] == ([what] if missing else [])
 
 
 class Draws(ClientModule):
