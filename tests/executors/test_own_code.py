@@ -554,11 +554,12 @@ def test_a_failure_goes_to_other_processes_whole() -> None:
         (lambda client: client.log_dict({"mine": 1.0}), r"self\.log_dict .*on_evaluate\(trainer, metrics, prefix\)"),
         (lambda client: client.logger, r"self\.logger .*scores"),
         (lambda client: client.loggers, r"self\.loggers .*scores"),
+        (lambda client: client.optimizers(), r"self\.optimizers .*on_before_optimizer_step\(optimizer\) are given"),
         (lambda client: client.current_epoch, r"self\.current_epoch .*: self\.round_idx is the round"),
         (lambda client: client.global_step, r"self\.global_step .*self\.context\.step"),
         (lambda client: client.trainer.max_epochs, r"self\.trainer .*self\.round_idx"),
     ],
-    ids=["log", "log_dict", "logger", "loggers", "current_epoch", "global_step", "trainer"],
+    ids=["log", "log_dict", "logger", "loggers", "optimizers", "current_epoch", "global_step", "trainer"],
 )
 def test_what_only_a_trainer_has_is_refused_with_what_there_is(
     uses: Any, instead: str, federation: Any, make_trainer: Any
