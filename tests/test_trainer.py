@@ -20,11 +20,12 @@ from fl_lightning import (
     StackedExecutor,
     Stage,
 )
-from fl_lightning.callbacks import FederatedCheckpoint, RunReport
+from fl_lightning.callbacks import EarlyStopping, FederatedCheckpoint, RunReport
 from fl_lightning.data import GivenPartitioner, GivenSplit, GlobalSplit, PlantedCommunities
 from fl_lightning.report.folder import read
 from fl_lightning.round.inspection import ServerDiverged
 from fl_lightning.round.payload import concatenate
+from fl_lightning.run.callback import check_hooks
 from fl_lightning.run.failures import ClientFailure
 from fl_lightning.strategies import DPSGD, FedAvg, FedSheafHN, Local, PFedHN
 from fl_lightning.strategies.client_outputs import graph_embedding
@@ -596,6 +597,29 @@ def test_precision_is_a_number_too(make_trainer) -> None:
         make_trainer(precision=16)
 
 
-def test_a_participation_that_is_none_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"trainer\.participation is 0\.1: give Participation\(\.\.\.\)"):
-        FederatedTrainer(participation=0.1)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"participation": 0.1}, r"trainer\.participation is 0\.1: give an instance, such as Participation\("),
+        ({"executor": "sequential"}, "trainer.executor is 'sequential': give an instance, such as SequentialExecutor"),
+        ({"executor": StackedExecutor}, "trainer.executor is <class .*StackedExecutor'>: give an instance"),
+        ({"monitor_mode": "maximum"}, "trainer.monitor_mode must be 'max' or 'min', got 'maximum'"),
+        ({"max_epochs": 3}, r"FederatedTrainer\(\) got 'max_epochs', .* Lightning's Trainer: give trainer.num_rounds"),
+        ({"gradient_clip_val": 1.0}, "'gradient_clip_val', a setting of Lightning's Trainer: give model.gradient_clip"),
+        ({"fast_dev_run": True}, "'fast_dev_run', a setting of Lightning's Trainer: set trainer.num_rounds to 1"),
+        ({"no_such": 1}, "unexpected keyword argument 'no_such'"),
+    ],
+    ids=lambda each: "-".join(each) if isinstance(each, dict) else "",
+)
+def test_a_setting_of_another_kind_or_of_lightnings_trainer_is_refused(setting, message) -> None:
+    """A mode that was neither took the smallest for the best."""
+    with pytest.raises((TypeError, ValueError), match=message):
+        FederatedTrainer(**setting)
+
+
+def test_callbacks_may_be_a_tuple_but_not_names() -> None:
+    early = EarlyStopping()
+    assert FederatedTrainer(callbacks=(early,), default_callbacks=False).callbacks == [early]
+    for name, remedy in (("EarlyStopping", "give instances of fl_lightning.Callback"), (ModelCheckpoint(), "use fl_l")):
+        with pytest.raises(ValueError, match=f"is not a fl_lightning.Callback: {remedy}"):
+            check_hooks(name)

@@ -203,7 +203,11 @@ def check_hooks(callback: object) -> None:
     if isinstance(callback, type):
         raise ValueError(f"trainer.callbacks: {callback.__name__} is a class: give an instance, {callback.__name__}()")
     if not isinstance(callback, Callback):
-        raise ValueError(f"trainer.callbacks: {name} is not a fl_lightning.Callback: {in_place_of(name)}")
+        is_lightnings = type(callback).__module__.partition(".")[0] in ("lightning", "pytorch_lightning")
+        advice = (
+            in_place_of(name) if is_lightnings else "give instances of fl_lightning.Callback, one or a list of them"
+        )
+        raise ValueError(f"trainer.callbacks: {name} is not a fl_lightning.Callback: {advice}")
     hooks = [hook for hook in vars(Callback) if hook.startswith("on_")]
     for method in dir(callback):
         if method.startswith("on_") and method not in hooks:
