@@ -161,6 +161,15 @@ class FederatedTrainer(Counted):
         return self._run is not None
 
     @property
+    def should_stop(self) -> bool:
+        """Whether the current round is the last; a callback may set it."""
+        return self.run.should_stop
+
+    @should_stop.setter
+    def should_stop(self, value: bool) -> None:
+        self.run.should_stop = value
+
+    @property
     def history(self) -> "DataFrame":
         """The metrics of each finished round, one row per round; ``trainer.run.history`` has them as dictionaries."""
         return overview.history(self.run)
