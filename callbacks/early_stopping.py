@@ -17,7 +17,7 @@ class EarlyStopping(Callback):
         mode: Whether ``max`` or ``min`` of the metric is best; None to use what the client's class declares.
 
     Raises:
-        ValueError: ``patience`` or ``min_delta`` is out of range.
+        ValueError: ``patience``, ``min_delta`` or ``mode`` is out of range.
     """
 
     def __init__(
@@ -32,6 +32,8 @@ class EarlyStopping(Callback):
             raise ValueError(f"EarlyStopping.patience must be at least 1, got {patience}")
         if min_delta < 0:
             raise ValueError(f"EarlyStopping.min_delta must not be negative, got {min_delta}")
+        if mode not in ("max", "min", None):
+            raise ValueError(f"EarlyStopping.mode must be 'max' or 'min', got {mode!r}")
         self.setting = monitor
         self.mode = mode
         self.patience = patience

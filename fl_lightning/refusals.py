@@ -16,7 +16,7 @@ import fl_lightning.run.loggers
 from fl_lightning.arguments import TRAINER_VERBS, is_file_of_settings, named, options, settings_for, settings_in
 from fl_lightning.data import FederatedDataModule, Partitioner, Source, Splitter
 from fl_lightning.executors import Executor
-from fl_lightning.renamed import CLASSES, MODULES, SETTINGS, present_name
+from fl_lightning.renamed import CLASSES, LIGHTNINGS_OWN, MODULES, OF_LIGHTNING, SETTINGS, present_name
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.participation import Participation
 from fl_lightning.round.privacy import RecordPrivacy
@@ -257,27 +257,12 @@ def _unknown_net(key: str, name: str) -> str:
 #: Settings that users of other trainers look for.
 _OTHER_NAMES = {
     "data.num_clients": "data.partitioner.num_clients",
-    "trainer.epochs": "trainer.num_rounds",
-    "trainer.max_epochs": "trainer.num_rounds",
-    "trainer.max_steps": "trainer.num_rounds",
-    "trainer.check_val_every_n_epoch": "trainer.evaluate_every",
-    "trainer.val_check_interval": "trainer.evaluate_every",
-    "trainer.gradient_clip_val": "model.gradient_clip_val",
     "lr_scheduler": "model.lr_scheduler",
     "optimizer": "model.optimizer",
-    "trainer.enable_checkpointing": "trainer.default_callbacks",
-    "trainer.max_time": "trainer.num_rounds",
+    **{f"trainer.{name}": setting for name, setting in OF_LIGHTNING.items()},
 }
 #: Settings of Lightning's trainer that have no counterpart, and what to do.
-_WITHOUT_COUNTERPART = {
-    "trainer.accumulate_grad_batches": "a step has data.batch_size examples",
-    "trainer.fast_dev_run": "set --trainer.num_rounds 1",
-    "trainer.limit_train_batches": "data.steps_per_epoch is the number of mini-batches of an epoch",
-    "trainer.log_every_n_steps": "every round is logged",
-    "trainer.profiler": "give --profile",
-    "trainer.deterministic": "all that is drawn follows from seed_everything",
-    "trainer.sync_batchnorm": "model.running_statistics 'shared' averages running statistics",
-}
+_WITHOUT_COUNTERPART = {f"trainer.{name}": advice for name, advice in LIGHTNINGS_OWN.items()}
 
 
 #: Options of the verbs themselves.

@@ -35,6 +35,29 @@ MODULES: Mapping[str, str] = {
     "fl_lightning.strategies.decentralised": "fl_lightning.strategies.decentralized",
 }
 
+#: Settings that do what those of Lightning's trainer do, by the names of these.
+OF_LIGHTNING: Mapping[str, str] = {
+    "epochs": "trainer.num_rounds",
+    "max_epochs": "trainer.num_rounds",
+    "max_steps": "trainer.num_rounds",
+    "max_time": "trainer.num_rounds",
+    "check_val_every_n_epoch": "trainer.evaluate_every",
+    "val_check_interval": "trainer.evaluate_every",
+    "gradient_clip_val": "model.gradient_clip_val",
+    "enable_checkpointing": "trainer.default_callbacks",
+    "enable_progress_bar": "trainer.default_callbacks",
+}
+#: Settings of Lightning's trainer that have no counterpart, and what to do.
+LIGHTNINGS_OWN: Mapping[str, str] = {
+    "accumulate_grad_batches": "a step has data.batch_size examples",
+    "fast_dev_run": "set trainer.num_rounds to 1",
+    "limit_train_batches": "data.steps_per_epoch is the number of mini-batches of an epoch",
+    "log_every_n_steps": "every round is logged",
+    "profiler": "fit has profile (--profile)",
+    "deterministic": "all that is drawn follows from the seed (seed_everything)",
+    "sync_batchnorm": "model.running_statistics 'shared' averages running statistics",
+}
+
 
 def present_name(cls: type, name: str) -> str:
     """The current name of a class's former setting; empty if it had no setting of that name.
@@ -63,6 +86,27 @@ def refuse_former_names(cls: type[_Class]) -> type[_Class]:
                 raise TypeError(
                     f"{cls.__name__}() got {name!r}, which was renamed to {now}: call {cls.__name__}({now}=...)"
                 )
+        create(self, *args, **settings)
+
+    setattr(cls, "__init__", init)  # noqa: B010 (a type checker refuses the assignment)
+    return cls
+
+
+def refuse_lightnings_names(cls: type[_Class]) -> type[_Class]:
+    """Make a trainer refuse the settings of Lightning's by name, and say what there is instead.
+
+    Raises:
+        TypeError: The class is called with one that it does not have.
+    """
+    create: Callable[..., None] = vars(cls)["__init__"]
+    own = inspect.signature(cls).parameters
+
+    @functools.wraps(create)
+    def init(self: _Class, *args: Any, **settings: Any) -> None:
+        for name in settings.keys() - own.keys():
+            if name in OF_LIGHTNING or name in LIGHTNINGS_OWN:
+                advice = LIGHTNINGS_OWN.get(name) or f"give {OF_LIGHTNING[name]}"
+                raise TypeError(f"{cls.__name__}() got {name!r}, a setting of Lightning's Trainer: {advice}")
         create(self, *args, **settings)
 
     setattr(cls, "__init__", init)  # noqa: B010 (a type checker refuses the assignment)

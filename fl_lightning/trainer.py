@@ -15,7 +15,7 @@ from fl_lightning.data import FederatedDataModule, PartitionTable
 from fl_lightning.data.settings import user_path
 from fl_lightning.executors import Executor, StackedExecutor
 from fl_lightning.files import writing
-from fl_lightning.renamed import renamed
+from fl_lightning.renamed import refuse_lightnings_names, renamed
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.participation import Participation
 from fl_lightning.round.selection import Selection
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 _RENAMED = {"model": "client", "datamodule": "data", "algorithm": "strategy"}
 
 
+@refuse_lightnings_names
 class FederatedTrainer(Counted):
     """Trains a federation.
 
@@ -71,7 +72,7 @@ class FederatedTrainer(Counted):
             it unless they are in the cache folder, and shown with it.
 
     Raises:
-        TypeError: ``participation`` is something else.
+        TypeError: ``participation`` or ``executor`` is something else, or a setting is one of Lightning's.
         ValueError: A value is out of range.
     """
 
@@ -100,12 +101,19 @@ class FederatedTrainer(Counted):
         seed: int = 0,
         references: list[Reference] | None = None,
     ) -> None:
-        settings.check_trainer(num_rounds=num_rounds, evaluate_every=evaluate_every, seed=seed, run_name=run_name)
-        if not isinstance(participation, Participation | None):
-            raise TypeError(
-                f"trainer.participation is {participation!r}: give Participation(...), such as "
-                "Participation(fraction=0.1)"
-            )
+        settings.check_trainer(
+            num_rounds=num_rounds,
+            evaluate_every=evaluate_every,
+            monitor_mode=monitor_mode,
+            seed=seed,
+            run_name=run_name,
+        )
+        for name, given, kind, example in (
+            ("participation", participation, Participation, "Participation(fraction=0.1)"),
+            ("executor", executor, Executor, "SequentialExecutor()"),
+        ):
+            if not isinstance(given, kind | None):
+                raise TypeError(f"trainer.{name} is {given!r}: give an instance, such as {example}")
         self.num_rounds = num_rounds
         self.executor = executor or StackedExecutor()
         self.participation = participation or Participation()
@@ -151,6 +159,15 @@ class FederatedTrainer(Counted):
     def has_run(self) -> bool:
         """Whether there has been a run."""
         return self._run is not None
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the current round is the last; a callback may set it."""
+        return self.run.should_stop
+
+    @should_stop.setter
+    def should_stop(self, value: bool) -> None:
+        self.run.should_stop = value
 
     @property
     def history(self) -> "DataFrame":

@@ -1,7 +1,10 @@
 import dataclasses
 import os
 import signal
+from contextlib import nullcontext
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from both_executors import both_executors
@@ -20,11 +23,12 @@ from fl_lightning import (
     StackedExecutor,
     Stage,
 )
-from fl_lightning.callbacks import FederatedCheckpoint, RunReport
+from fl_lightning.callbacks import EarlyStopping, FederatedCheckpoint, RunReport
 from fl_lightning.data import GivenPartitioner, GivenSplit, GlobalSplit, PlantedCommunities
 from fl_lightning.report.folder import read
 from fl_lightning.round.inspection import ServerDiverged
 from fl_lightning.round.payload import concatenate
+from fl_lightning.run.callback import Hooks, WrongSetting, check_hooks
 from fl_lightning.run.failures import ClientFailure
 from fl_lightning.strategies import DPSGD, FedAvg, FedSheafHN, Local, PFedHN
 from fl_lightning.strategies.client_outputs import graph_embedding
@@ -596,6 +600,81 @@ def test_precision_is_a_number_too(make_trainer) -> None:
         make_trainer(precision=16)
 
 
-def test_a_participation_that_is_none_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"trainer\.participation is 0\.1: give Participation\(\.\.\.\)"):
-        FederatedTrainer(participation=0.1)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"participation": 0.1}, r"trainer\.participation is 0\.1: give an instance, such as Participation\("),
+        ({"executor": "sequential"}, "trainer.executor is 'sequential': give an instance, such as SequentialExecutor"),
+        ({"executor": StackedExecutor}, "trainer.executor is <class .*StackedExecutor'>: give an instance"),
+        ({"monitor_mode": "maximum"}, "trainer.monitor_mode must be 'max' or 'min', got 'maximum'"),
+        ({"max_epochs": 3}, r"FederatedTrainer\(\) got 'max_epochs', .* Lightning's Trainer: give trainer.num_rounds"),
+        ({"gradient_clip_val": 1.0}, "'gradient_clip_val', a setting of Lightning's Trainer: give model.gradient_clip"),
+        ({"fast_dev_run": True}, "'fast_dev_run', a setting of Lightning's Trainer: set trainer.num_rounds to 1"),
+        ({"no_such": 1}, "unexpected keyword argument 'no_such'"),
+    ],
+    ids=lambda each: "-".join(each) if isinstance(each, dict) else "",
+)
+def test_a_setting_of_another_kind_or_of_lightnings_trainer_is_refused(setting, message) -> None:
+    """A mode that was neither took the smallest for the best."""
+    with pytest.raises((TypeError, ValueError), match=message):
+        FederatedTrainer(**setting)
+
+
+def test_callbacks_may_be_a_tuple_but_not_names() -> None:
+    early = EarlyStopping()
+    assert FederatedTrainer(callbacks=(early,), default_callbacks=False).callbacks == [early]
+    for name, remedy in (("EarlyStopping", "give instances of fl_lightning.Callback"), (ModelCheckpoint(), "use fl_l")):
+        with pytest.raises(ValueError, match=f"is not a fl_lightning.Callback: {remedy}"):
+            check_hooks(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "message"),
+    [
+        ("on_train_epoch_end", lambda self, trainer, pl_module: None, "is no hook: did you mean on_round_end"),
+        ("setup", lambda self, trainer, pl_module, stage: None, "defines setup, which is no hook: did you mean on_fit"),
+        ("on_round_end", lambda self, trainer: None, r"called with \(self, trainer, metrics\), but it takes others"),
+        ("on_round_end", lambda self, *args: None, None),
+    ],
+    ids=["of Lightning", "setup", "too few", "any"],
+)
+def test_hooks_of_a_callback_that_could_not_be_called_are_refused(name, method, message) -> None:
+    callback = type("Mine", (Callback,), {name: method})()
+    with pytest.raises(ValueError, match=f"callback Mine.*{message}") if message else nullcontext():
+        check_hooks(callback)
+
+
+@pytest.mark.parametrize(
+    ("hook", "value", "returned", "message"),
+    [
+        ("on_upload", Payload(clients=()), None, "Mine.on_upload returned None: return its last argument"),
+        ("on_clients", (1, 2, 3), (1, 2), "Mine.on_clients returned 2 clients instead of 3"),
+        ("on_clients", (1, 2, 3), None, "Mine.on_clients returned None"),
+    ],
+    ids=["no update", "few clients", "no clients"],
+)
+def test_a_hook_that_returns_nothing_is_told_what_to_return(hook, value, returned, message, make_trainer) -> None:
+    callback = type("Mine", (Callback,), {hook: lambda self, *args: returned})()
+    with pytest.raises(WrongSetting, match=message):
+        Hooks(make_trainer(callbacks=[callback])).passed(hook, value)
+
+
+def test_a_callback_may_stop_a_trainer_as_lightnings_do_and_save_it_by_name(make_trainer, federation, tmp_path) -> None:
+    class Stops(Callback):
+        def on_checkpoint_point(self, trainer):
+            trainer.should_stop = True
+            trainer.save_checkpoint(str(tmp_path / "mine.ckpt"))
+
+    trainer = make_trainer(num_rounds=5, callbacks=[Stops()])
+    trainer.fit(ClientModule(), federation, FedAvg(num_epochs=1))
+    assert (len(trainer.history), trainer.should_stop) == (1, True)
+    assert (tmp_path / "mine.ckpt").is_file()
+
+
+@pytest.mark.parametrize("value", [np.float64(1.0), np.ones(2), Path("a")], ids=["number", "array", "path"])
+def test_a_state_that_could_not_be_read_again_is_refused(value, make_trainer, federation) -> None:
+    """The checkpoints of the whole run were unreadable."""
+    callback = type("Mine", (Callback,), {"state_dict": lambda self: {"seen": [value]}})()
+    trainer = make_trainer(callbacks=[callback, FederatedCheckpoint()], num_rounds=1)
+    with pytest.raises(WrongSetting, match=r"Mine.state_dict\(\)\['seen'\]\[0\] is \w+\.\w+, which cannot be saved"):
+        trainer.fit(ClientModule(), federation, FedAvg(num_epochs=1))

@@ -9,12 +9,13 @@
 | ``on_train_start``, ``on_train_epoch_start``, ``on_train_batch_start``, and their ends | yes | hands over |
 | ``on_before_zero_grad``, ``on_before_backward``, ``on_after_backward`` | yes | hands over |
 | ``on_before_optimizer_step`` | yes | hands over |
-| all other hooks of Lightning's training and evaluation loops | refused | refused |
+| all other hooks of Lightning's training and evaluation loops, ``setup``, unknown ``on_...`` | refused | refused |
 | ``log``, ``logger``, ``current_epoch``, ``global_step``, ``trainer`` (there is ``round_idx``) | refused | refused |
 
 The stacked executor, which steps all clients as one, hands a client with hooks of its own over to the sequential one.
 """
 
+import difflib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -52,12 +53,45 @@ INSTEAD = {
     "backward": "objective",
     "manual_backward": "objective",
     "forward": "output, or the net's own forward",
+    "setup": "__init__",
+    "training_epoch_end": "on_train_epoch_end",  # of former versions of Lightning
+    "training_step_end": "on_train_batch_end",
+    "validation_epoch_end": "scores",
+    "test_epoch_end": "scores",
 }
+
+#: What else of Lightning's loops no executor calls, beside hooks whose names begin with ``on_``.
+_UNCALLED = (
+    "train_dataloader",
+    "val_dataloader",
+    "test_dataloader",
+    "predict_dataloader",
+    "transfer_batch_to_device",
+    "configure_callbacks",
+    "configure_model",
+    "prepare_data",
+    "teardown",
+)
+
+#: Methods of one client that the executors call with the arguments of those of :class:`ClientModule`.
+_CALLED = (
+    *SEQUENTIAL,
+    "objective",
+    "output",
+    "loss",
+    "scores",
+    "score_table",
+    "predictions",
+    "build_optimizer",
+    "clip",
+    "constrain",
+    "example_count",
+)
 
 
 def overridden(client: ClientModule, names: tuple[str, ...]) -> list[str]:
-    """Which of the methods the client's class overrides."""
-    return [name for name in names if getattr(type(client), name) is not getattr(ClientModule, name)]
+    """Which of the methods the client's class overrides, or has without its base class having them."""
+    return [name for name in names if getattr(type(client), name, None) is not getattr(ClientModule, name, None)]
 
 
 def own_loss(client: ClientModule) -> Callable[..., Any]:
@@ -71,24 +105,34 @@ def check_hooks(client: ClientModule) -> None:
     """Refuse a client with hooks that would be silently ignored.
 
     Raises:
-        ValueError: It overrides a hook of Lightning's loops that no executor calls, or steps by itself.
+        ValueError: It overrides a hook of Lightning's loops that no executor calls, or has one that there is not, steps
+            by itself, or has a method that takes other arguments than it gets.
     """
     if not client.automatic_optimization:
         raise ValueError(
             "model.automatic_optimization is False, but an executor takes the steps: leave it True, and return the "
             "loss from training_step"
         )
-    loops = [
-        name
-        for name, _ in inspect.getmembers(LightningModule, inspect.isfunction)
-        if name.startswith(("on_", "train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader"))
-    ]
-    names = dict.fromkeys([*INSTEAD, *loops, "transfer_batch_to_device", "configure_callbacks", "configure_model"])
+    loops = [name for name in dir(type(client)) if name.startswith("on_")]
+    names = dict.fromkeys([*INSTEAD, *_UNCALLED, *loops])
     ignored = overridden(client, tuple(name for name in names if name not in SEQUENTIAL))
+    kind = type(client).__name__
     if ignored:
         name = ignored[0]
-        advice = f"override {INSTEAD[name]} instead" if name in INSTEAD else "see the table in executors/hooks.py"
-        raise ValueError(f"model: {type(client).__name__} overrides {name}, which a federation never calls: {advice}")
+        near = [] if hasattr(ClientModule, name) else difflib.get_close_matches(name, SEQUENTIAL, n=1)
+        advice = f"did you mean {near[0]}?" if near else "see the table in executors/hooks.py"
+        if name in INSTEAD:
+            advice = f"override {INSTEAD[name]} instead"
+        raise ValueError(f"model: {kind} overrides {name}, which a federation never calls: {advice}")
+    for name in overridden(client, _CALLED):
+        expected = list(inspect.signature(getattr(ClientModule, name)).parameters)
+        try:
+            inspect.signature(getattr(type(client), name)).bind(*expected)
+        except TypeError as error:
+            raise ValueError(
+                f"model: {kind}.{name} is called with ({', '.join(expected)}), but it takes others ({error}): give it "
+                "these parameters"
+            ) from error
 
 
 def check_is_client(client: Any) -> None:

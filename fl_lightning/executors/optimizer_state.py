@@ -20,10 +20,13 @@ def check_optimizer(optimizer: Any) -> Optimizer:
     """
     if not isinstance(optimizer, Optimizer):
         parts = list(optimizer.values()) if isinstance(optimizer, dict) else optimizer
+        parts = parts if isinstance(parts, list | tuple) else []
         names = [type(each).__name__ for part in parts for each in (part if isinstance(part, list | tuple) else [part])]
+        held = f" of {', '.join(names)}" if names else ""
         raise ValueError(
-            f"model.configure_optimizers returned {', '.join(names)}: return one optimizer; a scheduler of the "
-            "learning rate, which steps once a round, is given as model.lr_scheduler"
+            f"model.configure_optimizers returned {type(optimizer).__name__}{held}: "
+            "return one optimizer; a scheduler of the learning rate, which steps once a round, is given as "
+            "model.lr_scheduler"
         )
     if isinstance(optimizer, LBFGS):
         raise ValueError(

@@ -18,6 +18,7 @@ from fl_lightning.executors.failure import WrongLoss, check_loss, failure_of
 from fl_lightning.executors.hooks import SEQUENTIAL, overridden, own_loss
 from fl_lightning.executors.optimizer_state import check_optimizer
 from fl_lightning.executors.own_draws import begin_at, drawn_from
+from fl_lightning.executors.own_terms import noticed
 from fl_lightning.executors.private import (
     SPENT,
     check_private_stage,
@@ -49,10 +50,18 @@ class SequentialExecutor(SequentialClients):
         self._batches: dict[int, Batch] = {}
         self._new_data: dict[int, Any] = {}
         self.may_draw = bool(own_code(self.client) or overridden(self.client, SEQUENTIAL))
+        self._watched: set[str] = set()
 
     def _own_draws(self, client: int, round_idx: int, what: str) -> AbstractContextManager[None]:
         """A context in which draws of the user's own code follow from the client, the round and what it does."""
         return drawn_from(self.keys(round_idx, what, [client], 1)[0, 0]) if self.may_draw else nullcontext()
+
+    def _watch(self, module: ClientModule, stage: Stage) -> AbstractContextManager[None]:
+        """A context for a step that says, once for a stage, which terms of the loss an own ``training_step`` lacks."""
+        if stage.name in self._watched or not overridden(module, ("training_step",)):
+            return nullcontext()
+        self._watched.add(stage.name)
+        return noticed(module, says=self.fabric.is_global_zero)
 
     def run(self, request: StageRequest, report: Callable[[int], None] | None = None) -> StageResult:
         """Run the stage for each client in turn."""
@@ -203,7 +212,8 @@ class SequentialExecutor(SequentialClients):
             if stage.program.restart and step and step % stage.program.repeat == 0:
                 optimizer.state.clear()
             if module.on_train_batch_start(drawn, batch_idx) != -1:
-                self._step(module, optimizer, stage, trained, drawn, batch_idx)
+                with self._watch(module, stage):
+                    self._step(module, optimizer, stage, trained, drawn, batch_idx)
             if batch_idx + 1 == steps_per_epoch:
                 module.on_train_epoch_end()
         module.on_train_end()

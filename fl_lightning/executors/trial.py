@@ -8,11 +8,11 @@ tensor, nor PyTorch's random numbers. What it supports may still count padding: 
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from lightning.fabric import Fabric
-from torch import Tensor
+from torch import Tensor, nn
 
 from fl_lightning.batches.base import Batch, Collator, single
 from fl_lightning.executors.failure import check_loss, check_scores
@@ -32,16 +32,22 @@ MAPPED = ("objective", "output", "loss", "scores", "score_table", "predictions",
 
 def own_code(client: ClientModule) -> list[str]:
     """The parts of a client's code that are the user's: overridden methods, and classes in its nets."""
-    names = [name for name in overridden(client, MAPPED) if not _is_ours(_definer(client, name))]
+    names = own_methods(client)
     parts = [part for net in client.nets for part in net.modules()]
     nets = {type(part.plain_module) if isinstance(part, PlainNet) else type(part) for part in parts}
     return [*names, *sorted(f"{kind.__name__}.forward" for kind in nets if not _is_ours(kind))]
 
 
+def own_methods(client: ClientModule) -> list[str]:
+    """The methods that the stacked executor maps over clients and that the user's class overrides."""
+    return [name for name in overridden(client, MAPPED) if not _is_ours(_definer(client, name))]
+
+
 def why_not_stacked(client: ClientModule, batch: Batch, fabric: Fabric, time_limit: float | None = None) -> str:
     """Why a client's own code cannot be mapped over clients; empty if it can, or fails for one client in the same way.
 
-    It is mapped over a stack of one client with padding, and must compute what it computes on the client's own data.
+    It is mapped over a stack of one client with padding, and must compute what it computes on the client's own data,
+    from the parameters that it is given: a stack's are not those of ``self.net``.
 
     Args:
         client: The built client; copies of it compute.
@@ -49,29 +55,42 @@ def why_not_stacked(client: ClientModule, batch: Batch, fabric: Fabric, time_lim
         fabric: The Fabric, for its precision.
         time_limit: Seconds after which a trial counts as failed; None for no bound.
     """
-    twins = {mapped: copy.deepcopy(client).to(batch.key.device) for mapped in (True, False)}  # each with its own state
+    on_stack, alone, moved = (copy.deepcopy(client).to(batch.key.device) for _ in range(3))  # each with its own state
+    with torch.no_grad():
+        for parameter in moved.net.parameters():
+            parameter.add_(1)
     drawn, part = next(batch.draws(batch.key[None])), next(batch.parts())
     own_scores = overridden(client, ("scores", "score_table"))
     trials = [(_trained, drawn), (_table if own_scores else _outputs, part), (_predictions, part), (_count, batch)]
     with fabric.autocast():
         is_mixed = torch.is_autocast_enabled(batch.key.device.type)
         for compute, whole in trials:
-            for twin in twins.values():
+            for twin in (on_stack, alone, moved):
                 twin.train(compute is _trained)
-            run = functools.partial(_run, twins, compute, time_limit=time_limit)
-            if is_mixed and (failure := run(whole.padded(), mapped=True)[0]):
-                return "" if run(whole, mapped=False)[0] == failure else failure
+            run = functools.partial(_run, net=alone.net, compute=compute, time_limit=time_limit)
+            if is_mixed and (failure := run(on_stack, batch=whole.padded(), mapped=True)[0]):
+                return "" if run(alone, batch=whole, mapped=False)[0] == failure else failure
             with torch.autocast(batch.key.device.type, enabled=False):
-                failure, stacked = run(whole.padded(), mapped=True)
-                why, alone = run(whole, mapped=False)
-                unlike = "" if failure or why else _unlike(alone, stacked)
-                changes = bool(unlike) and bool(_unlike(alone, run(whole, mapped=False)[1]))
+                failure, stacked = run(on_stack, batch=whole.padded(), mapped=True)
+                why, expected = run(alone, batch=whole, mapped=False)
+                unlike = "" if failure or why else _unlike(expected, stacked)
+                changes = bool(unlike) and bool(_unlike(expected, run(alone, batch=whole, mapped=False)[1]))
+                reads = (
+                    bool(own_methods(client))
+                    and not why
+                    and _unlike(expected, run(moved, batch=whole, mapped=False)[1])
+                )
             if failure:
                 return "" if why == failure else failure  # if both fail, the error without vmap is the user's own
             if changes:
                 return f"its {unlike} change from call to call"
             if unlike:
                 return f"padding changes its {unlike}: leave out what batch.example_mask says is padding"
+            if reads:
+                return (
+                    f"its {reads} are computed from self.net or self.parameters(), which are one client's: override "
+                    "objective(parameters, batch, context) to compute with parameters"
+                )
     return ""
 
 
@@ -214,17 +233,22 @@ def _count(client: ClientModule, parameters: Parameters, batch: Batch) -> _Resul
 
 
 def _run(
-    twins: Mapping[bool, ClientModule],
+    client: ClientModule,
+    net: nn.Module,
     compute: Callable[[ClientModule, Parameters, Batch], _Results],
     batch: Batch,
     *,
     mapped: bool,
     time_limit: float | None,
 ) -> tuple[str, _Results]:
-    """The first line of the error that occurs, empty if none does, and the results, with gradients of a loss."""
-    client, generator = twins[mapped], torch.Generator().manual_seed(1)
+    """What a client computes from the parameters of a net, as a stack of one if it is mapped.
+
+    Returns:
+        The first line of the error that occurs, empty if none does, and the results, with gradients of a loss.
+    """
+    generator = torch.Generator().manual_seed(1)
     leaves = {}
-    for name, parameter in client.net.named_parameters():
+    for name, parameter in net.named_parameters():
         value = parameter.detach().clone()
         if parameter.requires_grad and not value.any():  # what begins at zero is to be seen
             value += 0.1 * torch.randn(value.shape, generator=generator).to(value)

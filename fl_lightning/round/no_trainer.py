@@ -7,6 +7,10 @@ _VALUES = (
     "a metric of the clients is what scores(output, batch) returns, and a callback's on_evaluate(trainer, metrics, "
     "prefix) may add others"
 )
+_STEPS = (
+    "an executor takes the steps, and on_before_zero_grad(optimizer) and on_before_optimizer_step(optimizer) are given "
+    "the optimizer"
+)
 _TRAINER = f"{_ROUND}; a callback of the trainer has the run"
 
 
@@ -37,6 +41,14 @@ class NoTrainer:
     def loggers(self) -> NoReturn:
         """Raise a RuntimeError that says how metrics are reported."""
         self._refuse("loggers", _VALUES)
+
+    def optimizers(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise a RuntimeError that names the hooks that are given the optimizer."""
+        self._refuse("optimizers", _STEPS)
+
+    def lr_schedulers(self) -> NoReturn:
+        """Raise a RuntimeError that names the setting for learning rates."""
+        self._refuse("lr_schedulers", "model.lr_scheduler is the scheduler, which steps once a round")
 
     @property
     def current_epoch(self) -> NoReturn:

@@ -222,6 +222,29 @@ class Participation(Counted):
         return self.num_clients or max(1, math.floor(self.fraction * num_clients + 0.5))
 
 
+def check_draw(participation: Participation, drawn: Any, clients: Sequence[int]) -> None:
+    """Refuse what a subclass's own :meth:`Participation.draw` returned, unless it is a draw of the training clients.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if type(participation).draw is Participation.draw:
+        return
+    shares, dropped = drawn if isinstance(drawn, tuple | list) and len(drawn) == 2 else (None, ())
+    wrong = f"{type(participation).__name__}.draw returned"
+    if not isinstance(shares, dict):
+        raise ValueError(
+            f"{wrong} {' '.join(repr(drawn).split()):.60}: return a dict from each client that takes part to its share "
+            "of the epochs, and a list of those that dropped out"
+        )
+    known = set(clients)
+    if others := [client for client in (*shares, *dropped) if client not in known]:
+        raise ValueError(f"{wrong} client {others[0]!r}, which is not one of the training clients: give some of these")
+    if not all(0 <= share <= 1 for share in shares.values()):
+        client, share = next((client, share) for client, share in shares.items() if not 0 <= share <= 1)
+        raise ValueError(f"{wrong} the share {share!r} for client {client}: give one in [0, 1]")
+
+
 def epochs_of(work_fraction: float, num_epochs: int) -> int:
     """Number of local epochs of a client: all for a work fraction of 1; for a straggler at least one, fewer than all.
 

@@ -1,6 +1,7 @@
 """The base class of all callbacks: hooks into the training of a federation."""
 
 import difflib
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -25,6 +26,7 @@ class Trainer(Protocol):
         dtype: Floating point type of batches.
         callbacks: All callbacks, in the order in which they are called.
         run: The state of the current fit, test or prediction.
+        should_stop: Whether the current round is the last; a callback may set it.
         datamodule: The clients' data.
     """
 
@@ -33,6 +35,7 @@ class Trainer(Protocol):
     participation: Participation
     dtype: torch.dtype
     datamodule: Any
+    should_stop: bool
 
     @property
     def callbacks(self) -> "Sequence[Callback]":
@@ -147,10 +150,22 @@ class Hooks:
             take_numbers(metrics, f"callback {type(callback).__name__}")
 
     def passed(self, hook: str, *args: Any) -> Any:
-        """Call a hook that returns its last argument or a replacement, which is passed to the next callback."""
+        """Call a hook that returns its last argument or a replacement, which is passed to the next callback.
+
+        Raises:
+            WrongSetting: A callback has returned nothing, or another number of clients.
+        """
         *others, value = args
         for callback in self.trainer.callbacks:
-            value = getattr(callback, hook)(self.trainer, *others, value)
+            returned = getattr(callback, hook)(self.trainer, *others, value)
+            is_short = returned is not None and isinstance(value, Sequence) and len(returned) != len(value)
+            if returned is None or is_short:
+                what = f"{len(returned)} clients instead of {len(value)}" if is_short else "None"
+                raise WrongSetting(
+                    f"callback {type(callback).__name__}.{hook} returned {what}: return its last argument, or what is "
+                    "to take its place"
+                )
+            value = returned
         return value
 
 
@@ -187,6 +202,24 @@ _COUNTERPARTS = {
 }
 
 
+#: The hooks that do what some of those of Lightning's callbacks do.
+_HOOKS = {
+    "setup": "on_fit_start",
+    "on_train_start": "on_fit_start",
+    "on_train_epoch_start": "on_round_start",
+    "on_train_epoch_end": "on_round_end",
+    "on_train_batch_end": "on_clients_done",
+    "on_validation_end": "on_evaluate",
+    "on_validation_epoch_end": "on_evaluate",
+    "on_test_end": "on_evaluation_end",
+    "on_test_epoch_end": "on_evaluation_end",
+    "on_train_end": "on_fit_end",
+    "on_save_checkpoint": "state_dict",
+    "on_load_checkpoint": "load_state_dict",
+    "teardown": "on_fit_end",
+}
+
+
 def in_place_of(name: str) -> str:
     """What to give in place of a callback of Lightning's, by the name of its class."""
     advice = f"use fl_lightning.callbacks.{_COUNTERPARTS[name]}" if name in _COUNTERPARTS else "leave it out"
@@ -197,16 +230,30 @@ def check_hooks(callback: object) -> None:
     """Refuse a callback that defines a hook which is never called (a misspelled one would be silently ignored).
 
     Raises:
-        ValueError: It is not a :class:`Callback`, or a public ``on_...`` method is not a hook.
+        ValueError: It is not a :class:`Callback`, a public ``on_...`` method is not a hook, or a hook takes other
+            arguments than it gets.
     """
     name = type(callback).__name__
     if isinstance(callback, type):
         raise ValueError(f"trainer.callbacks: {callback.__name__} is a class: give an instance, {callback.__name__}()")
     if not isinstance(callback, Callback):
-        raise ValueError(f"trainer.callbacks: {name} is not a fl_lightning.Callback: {in_place_of(name)}")
+        is_lightnings = type(callback).__module__.partition(".")[0] in ("lightning", "pytorch_lightning")
+        advice = (
+            in_place_of(name) if is_lightnings else "give instances of fl_lightning.Callback, one or a list of them"
+        )
+        raise ValueError(f"trainer.callbacks: {name} is not a fl_lightning.Callback: {advice}")
     hooks = [hook for hook in vars(Callback) if hook.startswith("on_")]
     for method in dir(callback):
-        if method.startswith("on_") and method not in hooks:
-            near = difflib.get_close_matches(method, hooks, n=1)
+        if method in _HOOKS or (method.startswith("on_") and method not in hooks):
+            near = [_HOOKS[method]] if method in _HOOKS else difflib.get_close_matches(method, hooks, n=1)
             advice = f"did you mean {near[0]}?" if near else f"the hooks are {', '.join(hooks)}"
             raise ValueError(f"callback {name} defines {method}, which is no hook: {advice}")
+    for hook in hooks:
+        expected = list(inspect.signature(getattr(Callback, hook)).parameters)
+        try:
+            inspect.signature(getattr(callback, hook)).bind(*expected[1:])
+        except TypeError as error:
+            raise ValueError(
+                f"callback {name}.{hook} is called with ({', '.join(expected)}), but it takes others ({error}): give "
+                "it these parameters"
+            ) from error

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from fl_lightning.executors import StageRequest, StageResult
 from fl_lightning.round.inspection import check_models, inspect_upload
-from fl_lightning.round.participation import Participation
+from fl_lightning.round.participation import Participation, check_draw
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Phase, Stage, StageAddress
 from fl_lightning.run import unseen
@@ -82,7 +82,9 @@ class Rounds:
         if run.trace is not None:
             run.trace.start_round()
         self.hooks.call("on_round_start")
-        work_fraction, dropped = self.participation.draw(run.training_clients, run.round_idx, run.seed)
+        drawn = self.participation.draw(run.training_clients, run.round_idx, run.seed)
+        check_draw(self.participation, drawn, run.training_clients)
+        work_fraction, dropped = drawn
         run.failures, run.dropouts = {}, tuple(run.registry.names[client] for client in dropped)
         run.num_overflows = 0
         is_failed = not self.exchange(run.strategy.stages(run.round_idx), work_fraction, "round")

@@ -49,7 +49,7 @@ _NEUTRAL = (
 LARGEST_SEED = 2**32 - 1
 
 
-def check_trainer(*, num_rounds: int, evaluate_every: int, seed: int, run_name: str) -> None:
+def check_trainer(*, num_rounds: int, evaluate_every: int, monitor_mode: str | None, seed: int, run_name: str) -> None:
     """Check settings of a trainer.
 
     Raises:
@@ -60,13 +60,15 @@ def check_trainer(*, num_rounds: int, evaluate_every: int, seed: int, run_name: 
     for name, value in {"num_rounds": num_rounds, "evaluate_every": evaluate_every}.items():
         if value < 1:
             raise ValueError(f"trainer.{name} must be at least 1, got {value}")
+    if monitor_mode not in ("max", "min", None):
+        raise ValueError(f"trainer.monitor_mode must be 'max' or 'min', got {monitor_mode!r}")
     if Path(run_name).is_absolute() or ".." in Path(run_name).parts:
         raise ValueError(f"trainer.run_name is {run_name!r}: give the name of a folder in trainer.default_root_dir")
 
 
 def listed(items: list[Any] | Any) -> list[Any]:
     """A new list of one or several items; empty for None and False."""
-    return [*items] if isinstance(items, list) else [items] if items else []
+    return [*items] if isinstance(items, list | tuple) else [items] if items else []
 
 
 def of_run(trainer: Any, client: ClientModule, strategy: Any, data: FederatedDataModule) -> dict[str, Any]:

@@ -17,8 +17,9 @@ from fl_lightning.round.client_draws import MANY_CLIENTS
 from fl_lightning.round.payload import Payload
 from fl_lightning.run import checkpoint, settings
 from fl_lightning.run.assembly import Run
-from fl_lightning.run.callback import Callback
+from fl_lightning.run.callback import Callback, WrongSetting
 from fl_lightning.run.processes import gather, gather_by_client
+from fl_lightning.strategies.server_state import pack
 
 #: Parts of settings from Python that older checkpoints do not have.
 _LATER = ("model", "data", "trainer.callbacks")
@@ -45,7 +46,7 @@ def capture(run: Run, callbacks: Sequence[Callback]) -> dict[str, Any]:
                 run.fabric, run.executor.rewritten_data()
             ),  # the data of clients whose graphs a stage has changed
         },
-        "callbacks": {key: callback.state_dict() for key, callback in _keyed(callbacks).items()},
+        "callbacks": {key: _state_of(callback) for key, callback in _keyed(callbacks).items()},
         "random": checkpoint.random_state(),
         "history": [dict(row) for row in run.history],
         "num_failures": dict(run.num_failures),
@@ -64,6 +65,7 @@ def capture(run: Run, callbacks: Sequence[Callback]) -> dict[str, Any]:
 
 def save(run: Run, callbacks: Sequence[Callback], path: Path) -> None:
     """Write the complete state; collective: every process must call it."""
+    path = Path(path)
     complete = capture(run, callbacks)
     if run.fabric.is_global_zero:
         checkpoint.write(path, complete)
@@ -221,6 +223,18 @@ def _named(clients: Sequence[int]) -> str:
     if len(clients) < MANY_CLIENTS:
         return text
     return f"{len(clients)} clients, SHA-256 {hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _state_of(callback: Callback) -> Any:
+    """What a checkpoint has of a callback.
+
+    Raises:
+        WrongSetting: It has something that could not be read again.
+    """
+    try:
+        return pack(callback.state_dict(), f"{type(callback).__name__}.state_dict()")
+    except ValueError as error:
+        raise WrongSetting(str(error)) from error
 
 
 def _keyed(callbacks: Sequence[Callback]) -> dict[str, Callback]:

@@ -127,6 +127,11 @@ def pack(value: Any, name: str) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
     raise ValueError(
-        f"{name} is in server_state, but a {type(value).__name__} cannot be saved: give tensors, numbers, strings, "
+        f"{name} is {_kind(value)}, which cannot be saved in a checkpoint: give tensors, Python's numbers, strings, "
         "None, dicts, lists or tuples of these, or an object with state_dict and load_state_dict"
     )
+
+
+def _kind(value: Any) -> str:
+    module = type(value).__module__.partition(".")[0]
+    return type(value).__name__ if module == "builtins" else f"{module}.{type(value).__name__}"

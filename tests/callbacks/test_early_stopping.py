@@ -77,7 +77,7 @@ def test_unknown_metric_is_refused_with_those_there_are(make_trainer: Any, make_
         trainer.fit(make_model(), federation, FedAvg(num_epochs=1))
 
 
-@pytest.mark.parametrize("settings", [{"patience": 0}, {"min_delta": -0.1}])
+@pytest.mark.parametrize("settings", [{"patience": 0}, {"min_delta": -0.1}, {"mode": "largest"}])
 def test_values_out_of_range_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(settings))):
         EarlyStopping(**settings)

@@ -1,5 +1,6 @@
 """What a stage may have clients compute, keep and hear: both executors, resume, failures."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Mapping
@@ -15,6 +16,8 @@ from torch.optim.lr_scheduler import StepLR
 from fl_lightning import ClientModule, Evaluation, Participation, Payload, SequentialExecutor, StackedExecutor
 from fl_lightning.batches.base import single
 from fl_lightning.batches.graphs import GraphCollator
+from fl_lightning.executors.hooks import check_hooks
+from fl_lightning.executors.optimizer_state import check_optimizer
 from fl_lightning.kernels.randomness import generator
 from fl_lightning.models import GCN, NormalizedGCN, Twin
 from fl_lightning.models.output import NetOutput
@@ -605,8 +608,36 @@ class Scheduled(ClientModule):
 
 
 def test_schedulers_are_refused_by_name(fit, make_model) -> None:
-    with pytest.raises(ValueError, match=r"model\.configure_optimizers returned SGD, StepLR: return one optimizer"):
+    with pytest.raises(ValueError, match="configure_optimizers returned dict of SGD, StepLR: return one optimizer"):
         fit(SequentialExecutor, FedAvg(), model=make_model(Scheduled))
+
+
+def test_no_optimizer_is_refused() -> None:
+    for returned, named in ((None, "NoneType"), ([SGD([torch.zeros(1)])], "list of SGD")):
+        with pytest.raises(ValueError, match=f"returned {named}: return one optimizer"):
+            check_optimizer(returned)
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "advice"),
+    [
+        ("setup", lambda self, stage: None, "overrides setup, which a federation never calls: override __init__"),
+        ("prepare_data", lambda self: None, "overrides prepare_data, which a federation never calls"),
+        ("teardown", lambda self, stage: None, "overrides teardown, which"),
+        ("training_epoch_end", lambda self, outputs: None, "never calls: override on_train_epoch_end instead"),
+        ("on_train_batch_strat", lambda self, *args: None, "never calls: did you mean on_train_batch_start"),
+        ("training_step", lambda self, batch: None, r"training_step is called with \(self, batch, batch_idx\), but"),
+        ("loss", lambda self, output: None, r"loss is called with \(self, output, batch\), but it takes others"),
+        ("scores", lambda self, output, batch, more: None, "scores is called with .*missing a required .*'more'"),
+        ("clip", lambda self, gradients, norm=1.0: None, None),
+        ("training_step", lambda self, *args: None, None),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_methods_that_would_not_be_called_as_they_are_meant_are_refused(name, method, advice) -> None:
+    client = type("Own", (ClientModule,), {name: method})()
+    with pytest.raises(ValueError, match=f"model: Own.*{advice}") if advice else contextlib.nullcontext():
+        check_hooks(client)
 
 
 @pytest.mark.parametrize("hook", ["validation_step", "optimizer_step", "on_validation_epoch_end", "on_fit_start"])

@@ -29,7 +29,7 @@ from fl_lightning.executors.trial import why_not_stacked
 from fl_lightning.models.output import NetOutput
 from fl_lightning.round.privacy import RecordPrivacy
 from fl_lightning.run.failures import ClientFailure, TooFewUpdates
-from fl_lightning.strategies import FedAux, FedAvg, FedProto, FedSage, FedSagePlus
+from fl_lightning.strategies import MOON, Ditto, FedAux, FedAvg, FedProto, FedProx, FedSage, FedSagePlus
 
 
 class Masked(ClientModule):
@@ -175,6 +175,21 @@ class ReadsPlain(ClientModule):
         return super().loss(output, batch) / batch.plain.x.shape[0]
 
 
+class DecaysItself(ClientModule):
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return super().loss(output, batch) + 0.1 * sum(p.square().sum() for p in self.parameters())
+
+
+class DecaysGiven(ClientModule):
+    def objective(self, parameters: Any, batch: Any, context: Any) -> Tensor:
+        return super().objective(parameters, batch, context) + 0.1 * sum(p.square().sum() for p in parameters.values())
+
+
+class ScoresItself(ClientModule):
+    def scores(self, output: Any, batch: Any) -> Any:
+        return {**super().scores(output, batch), "val/norm": (self.net.lin.weight.norm(), batch.val_mask.sum() * 0 + 1)}
+
+
 def centered(h: Tensor) -> Tensor:
     return h.mean(dim=0, keepdim=True)
 
@@ -191,10 +206,25 @@ def centered(h: Tensor) -> Tensor:
         (lambda: ClientModule(functools.partial(Sums, of_edges=True)), "^AttributeError: a stack .* has no edge_index"),
         (lambda: ReadsEdges(Sums), "^AttributeError: a stack of clients has no edge_index"),
         (lambda: ReadsPlain(Sums), "^AttributeError: 'NoneType' object has no attribute 'x'"),
+        (lambda: DecaysGiven(Sums), "^$"),
+        (lambda: DecaysItself(Sums), r"^its losses are computed from self.net or self.parameters\(\).* objective\("),
+        (lambda: ScoresItself(Sums), r"^its val/norm are computed from self.net"),
     ],
-    ids=["right", "scores", "loss", "count", "net", "edges in net", "edges in loss", "plain graph"],
+    ids=[
+        "right",
+        "scores",
+        "loss",
+        "count",
+        "net",
+        "edges in net",
+        "edges in loss",
+        "plain graph",
+        "given parameters",
+        "own parameters in loss",
+        "own parameters in scores",
+    ],
 )
-def test_what_counts_padding_or_reads_one_clients_fields_does_not_run_on_a_stack(
+def test_what_counts_padding_or_reads_what_one_client_has_does_not_run_on_a_stack(
     model: Any, why: str, precision: Any, graphs: Any
 ) -> None:
     client = model()
@@ -231,6 +261,36 @@ def test_a_training_step_has_inputs_edges_and_its_own_logits(
     assert torch.equal(seen["edge_index"], last.edge_index_2E)
     assert seen["logits"].shape == (last.num_nodes, 3)
     assert (trainer.run.executor._batch(0).sparse_x is not None) == sparse
+
+
+class StepWithMore(ClientModule):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) + 0.1 * self(batch).square().mean()
+
+
+@pytest.mark.filterwarnings("ignore:.* overrides training_step")
+@pytest.mark.parametrize(
+    ("client", "strategy", "missing"),
+    [
+        (WholeStep, FedProx, "penalty"),
+        (WholeStep, MOON, "objective"),
+        (WholeStep, Ditto, "objective and penalty"),
+        (WholeStep, FedAvg, None),
+        (StepWithMore, FedProx, None),
+    ],
+)
+def test_a_training_step_without_the_terms_of_the_strategy_is_said_to_be_another_method(
+    client: Any, strategy: Any, missing: str | None, federation: Any, make_trainer: Any
+) -> None:
+    """With FedProx it was FedAvg, without a word."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        make_trainer(num_rounds=2).fit(client(), federation, strategy(num_epochs=1))
+    said = [str(each.message) for each in caught if "leaves out" in str(each.message)]
+    what = (
+        f"WholeStep.training_step leaves out the strategy's {missing}, so that this is another method: return super()"
+    )
+    assert [line[: len(what)] for line in said] == ([what] if missing else [])
 
 
 class Draws(ClientModule):
@@ -494,11 +554,12 @@ def test_a_failure_goes_to_other_processes_whole() -> None:
         (lambda client: client.log_dict({"mine": 1.0}), r"self\.log_dict .*on_evaluate\(trainer, metrics, prefix\)"),
         (lambda client: client.logger, r"self\.logger .*scores"),
         (lambda client: client.loggers, r"self\.loggers .*scores"),
+        (lambda client: client.optimizers(), r"self\.optimizers .*on_before_optimizer_step\(optimizer\) are given"),
         (lambda client: client.current_epoch, r"self\.current_epoch .*: self\.round_idx is the round"),
         (lambda client: client.global_step, r"self\.global_step .*self\.context\.step"),
         (lambda client: client.trainer.max_epochs, r"self\.trainer .*self\.round_idx"),
     ],
-    ids=["log", "log_dict", "logger", "loggers", "current_epoch", "global_step", "trainer"],
+    ids=["log", "log_dict", "logger", "loggers", "optimizers", "current_epoch", "global_step", "trainer"],
 )
 def test_what_only_a_trainer_has_is_refused_with_what_there_is(
     uses: Any, instead: str, federation: Any, make_trainer: Any

@@ -1,8 +1,10 @@
+import contextlib
+
 import pytest
 
 from fl_lightning.kernels.randomness import generator
 from fl_lightning.round.client_draws import MANY_CLIENTS, some_of
-from fl_lightning.round.participation import Participation, epochs_of
+from fl_lightning.round.participation import Participation, check_draw, epochs_of
 
 CLIENTS = tuple(range(20))
 
@@ -131,3 +133,25 @@ def test_of_very_many_clients_each_is_as_likely() -> None:
     halves = sum(client < MANY_CLIENTS // 2 for chosen in drawn for client in chosen)
     assert abs(halves - 50_000) < 5 * 100_000**0.5 / 2
     assert some_of(MANY_CLIENTS, 1000, generator(0, "draw", 3)) == drawn[3]
+
+
+@pytest.mark.parametrize(
+    ("drawn", "message"),
+    [
+        (
+            {0: 1.0},
+            r"Mine.draw returned \{0: 1.0\}: return a dict from each client .*, and a list of those that dropped",
+        ),
+        (([0, 1], []), r"Mine.draw returned \(\[0, 1\], \[\]\): return a dict"),
+        (({9: 1.0}, []), "Mine.draw returned client 9, which is not one of the training clients"),
+        (({0: 1.0}, [9]), "Mine.draw returned client 9, which is not one of the training clients"),
+        (({0: 1.0, 1: 2.0}, []), r"Mine.draw returned the share 2.0 for client 1: give one in \[0, 1\]"),
+        (({1: 0.5, 0: 0.0}, [2]), None),
+    ],
+    ids=["no list", "no shares", "unknown", "unknown dropped out", "too much", "right"],
+)
+def test_what_an_own_draw_returns_is_checked(drawn, message) -> None:
+    """A client that there is not trained nobody, and a list of clients gave each its number as its share."""
+    own = type("Mine", (Participation,), {"draw": lambda self, clients, round_idx, seed: drawn})()
+    with pytest.raises(ValueError, match=message) if message else contextlib.nullcontext():
+        check_draw(own, own.draw((0, 1, 2), 0, 0), (0, 1, 2))

@@ -127,6 +127,6 @@ def test_a_state_of_another_strategy_is_refused() -> None:
 def test_what_cannot_be_saved_is_named() -> None:
     server = Server(1)
     server.by_name["m"] = [object()]
-    message = r"Server\.by_name\['m'\]\[0\] is in server_state, but a object cannot be saved: give tensors"
+    message = r"Server\.by_name\['m'\]\[0\] is object, which cannot be saved in a checkpoint: give tensors"
     with pytest.raises(ValueError, match=message):
         server.state_dict()

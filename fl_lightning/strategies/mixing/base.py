@@ -262,7 +262,7 @@ def check_mixing(strategy: Mixing, mixing: Tensor | Mapping[str, Tensor], num_cl
         WrongMixing: It is refused.
     """
     name = f"{type(strategy).__name__}.mixing_matrix"
-    for pattern, matrix in {"": mixing}.items() if isinstance(mixing, Tensor) else mixing.items():
+    for pattern, matrix in (mixing if isinstance(mixing, Mapping) else {"": mixing}).items():
         of = f"{name} (of {pattern})" if pattern else name
         shape = (num_clients if strategy.personalized else 1, num_clients)
         if not isinstance(matrix, Tensor) or tuple(matrix.shape) != shape:

@@ -2,6 +2,7 @@
 
 import functools
 
+import numpy as np
 import pytest
 import torch
 from both_executors import both_executors
@@ -13,7 +14,7 @@ from fl_lightning.data import ClientGraph
 from fl_lightning.models import NetOutput
 from fl_lightning.round.context import Context
 from fl_lightning.strategies import FedAvg, FedAvgFinetune, FedPer, FedProx, Local
-from fl_lightning.strategies.mixing.base import Mixing, example_weights, mean_breadth
+from fl_lightning.strategies.mixing.base import Mixing, WrongMixing, check_mixing, example_weights, mean_breadth
 from fl_lightning.strategies.objectives import Proximal
 
 RATE = 0.1
@@ -312,3 +313,10 @@ def test_unknown_parameter_pattern_names_the_parameters(run) -> None:
 def test_settings_out_of_range(build, message) -> None:
     with pytest.raises(ValueError, match=message):
         build()
+
+
+@pytest.mark.parametrize("returned", [None, np.ones((1, 3)) / 3], ids=["nothing", "an array"])
+def test_a_mixing_matrix_of_another_type_is_refused(returned) -> None:
+    kind = type(returned).__name__
+    with pytest.raises(WrongMixing, match=rf"FedAvg.mixing_matrix returned a {kind} for 3 clients: return a tensor"):
+        check_mixing(FedAvg(), returned, 3)
