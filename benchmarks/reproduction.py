@@ -4,8 +4,8 @@
 
 ``reproduction.csv`` lists what the papers print. Where it names a study, a method and a case, our result is the mean of
 the committed runs in studies/results, and the verdict follows from it: *reproduced* if it is no more than a standard
-deviation over seeds, or one percent of the printed number, worse than what is printed; else *not reproduced*; *not run*
-without runs. All other verdicts stand in the list, with the file that shows it. Writes
+deviation over seeds, or one percent of the printed number, worse than what is printed; else *not reproduced*, as if
+all runs fail; *not run* without runs. All other verdicts stand in the list, with the file that shows it. Writes
 benchmarks/results/reproduction.md.
 """
 
@@ -28,15 +28,16 @@ def entries() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def results(study: str, method: str, case: str, metric: str) -> list[float]:
-    """The metric of each reported seed, in the unit that is printed."""
+def results(study: str, method: str, case: str, metric: str) -> tuple[list[float], int]:
+    """The metric of each reported seed, in the unit that is printed, and how many seeds failed."""
     factor = 100 if metric.endswith("acc") else 1000
     records = Store(ROOT / "studies" / "results" / study).records().values()
-    those = (each for each in records if (each["method"], each["case"], each["purpose"]) == (method, case, "report"))
-    return [factor * each["result"][metric] for each in those if metric in (each.get("result") or {})]
+    those = [each for each in records if (each["method"], each["case"], each["purpose"]) == (method, case, "report")]
+    values = [factor * each["result"][metric] for each in those if metric in (each.get("result") or {})]
+    return values, sum(bool(each["error"]) for each in those)
 
 
-def verdict(metric: str, printed: float, ours: list[float]) -> str:
+def verdict(metric: str, printed: float, ours: list[float], failed: int = 0) -> str:
     """Whether a printed number is reproduced.
 
     Example:
@@ -44,9 +45,11 @@ def verdict(metric: str, printed: float, ours: list[float]) -> str:
         ('reproduced', 'not reproduced')
         >>> verdict("test/mse", 2.6, [])
         'not run'
+        >>> verdict("test/acc", 83.0, [], failed=5)
+        'not reproduced'
     """
     if not ours:
-        return "not run"
+        return "not reproduced" if failed else "not run"
     spread = statistics.stdev(ours) if len(ours) > 1 else 0.0
     sign = 1 if direction_of(metric) == "min" else -1
     worse = sign * (statistics.mean(ours) - printed)
@@ -57,8 +60,8 @@ def row(entry: dict[str, str]) -> str:
     """A line of the table."""
     found, ours = entry["verdict"], ""
     if entry["study"]:
-        values = results(entry["study"], entry["method"], entry["case"], entry["metric"])
-        found = found or verdict(entry["metric"], float(entry["printed"]), values)
+        values, failed = results(entry["study"], entry["method"], entry["case"], entry["metric"])
+        found = found or verdict(entry["metric"], float(entry["printed"]), values, failed)
         if values:
             spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
             ours = f"{statistics.mean(values):.1f}{spread}"

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any, ParamSpec, TypeVar
 
 _Arguments = ParamSpec("_Arguments")
@@ -77,19 +77,12 @@ def refuse_former_names(cls: type[_Class]) -> type[_Class]:
     Raises:
         TypeError: The class is called with a former name.
     """
-    create: Callable[..., None] = vars(cls)["__init__"]
 
-    @functools.wraps(create)
-    def init(self: _Class, *args: Any, **settings: Any) -> None:
-        for name in settings.keys() & SETTINGS.keys():
-            if now := present_name(cls, name):
-                raise TypeError(
-                    f"{cls.__name__}() got {name!r}, which was renamed to {now}: call {cls.__name__}({now}=...)"
-                )
-        create(self, *args, **settings)
+    def why(name: str) -> str:
+        now = present_name(cls, name)
+        return f"which was renamed to {now}: call {cls.__name__}({now}=...)" if now else ""
 
-    setattr(cls, "__init__", init)  # noqa: B010 (a type checker refuses the assignment)
-    return cls
+    return _refusing(cls, SETTINGS.keys(), why)
 
 
 def refuse_lightnings_names(cls: type[_Class]) -> type[_Class]:
@@ -98,15 +91,23 @@ def refuse_lightnings_names(cls: type[_Class]) -> type[_Class]:
     Raises:
         TypeError: The class is called with one that it does not have.
     """
+    names = {*OF_LIGHTNING, *LIGHTNINGS_OWN} - inspect.signature(cls).parameters.keys()
+
+    def why(name: str) -> str:
+        return f"a setting of Lightning's Trainer: {LIGHTNINGS_OWN.get(name) or f'give {OF_LIGHTNING[name]}'}"
+
+    return _refusing(cls, names, why)
+
+
+def _refusing(cls: type[_Class], names: Set[str], why: Callable[[str], str]) -> type[_Class]:
+    """Make a class refuse settings of these names for which there is a reason."""
     create: Callable[..., None] = vars(cls)["__init__"]
-    own = inspect.signature(cls).parameters
 
     @functools.wraps(create)
     def init(self: _Class, *args: Any, **settings: Any) -> None:
-        for name in settings.keys() - own.keys():
-            if name in OF_LIGHTNING or name in LIGHTNINGS_OWN:
-                advice = LIGHTNINGS_OWN.get(name) or f"give {OF_LIGHTNING[name]}"
-                raise TypeError(f"{cls.__name__}() got {name!r}, a setting of Lightning's Trainer: {advice}")
+        for name in settings.keys() & names:
+            if reason := why(name):
+                raise TypeError(f"{cls.__name__}() got {name!r}, {reason}")
         create(self, *args, **settings)
 
     setattr(cls, "__init__", init)  # noqa: B010 (a type checker refuses the assignment)

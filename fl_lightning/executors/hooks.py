@@ -125,14 +125,27 @@ def check_hooks(client: ClientModule) -> None:
             advice = f"override {INSTEAD[name]} instead"
         raise ValueError(f"model: {kind} overrides {name}, which a federation never calls: {advice}")
     for name in overridden(client, _CALLED):
-        expected = list(inspect.signature(getattr(ClientModule, name)).parameters)
-        try:
-            inspect.signature(getattr(type(client), name)).bind(*expected)
-        except TypeError as error:
-            raise ValueError(
-                f"model: {kind}.{name} is called with ({', '.join(expected)}), but it takes others ({error}): give it "
-                "these parameters"
-            ) from error
+        check_parameters(getattr(client, name), getattr(ClientModule, name), f"model: {kind}.{name}")
+
+
+def check_parameters(method: Callable[..., Any], base: Callable[..., Any], what: str) -> None:
+    """Refuse an object's method that does not take what it is called with.
+
+    Args:
+        method: The bound method.
+        base: The function of the base class that it overrides.
+        what: What it is, for the message.
+
+    Raises:
+        ValueError: It takes other arguments.
+    """
+    expected = list(inspect.signature(base).parameters)
+    try:
+        inspect.signature(method).bind(*expected[1:])
+    except TypeError as error:
+        raise ValueError(
+            f"{what} is called with ({', '.join(expected)}), but it takes others ({error}): give it these parameters"
+        ) from error
 
 
 def check_is_client(client: Any) -> None:

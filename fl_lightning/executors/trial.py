@@ -60,7 +60,7 @@ def why_not_stacked(client: ClientModule, batch: Batch, fabric: Fabric, time_lim
         for parameter in moved.net.parameters():
             parameter.add_(1)
     drawn, part = next(batch.draws(batch.key[None])), next(batch.parts())
-    own_scores = overridden(client, ("scores", "score_table"))
+    own_scores, has_methods = overridden(client, ("scores", "score_table")), bool(own_methods(client))
     trials = [(_trained, drawn), (_table if own_scores else _outputs, part), (_predictions, part), (_count, batch)]
     with fabric.autocast():
         is_mixed = torch.is_autocast_enabled(batch.key.device.type)
@@ -75,11 +75,8 @@ def why_not_stacked(client: ClientModule, batch: Batch, fabric: Fabric, time_lim
                 why, expected = run(alone, batch=whole, mapped=False)
                 unlike = "" if failure or why else _unlike(expected, stacked)
                 changes = bool(unlike) and bool(_unlike(expected, run(alone, batch=whole, mapped=False)[1]))
-                reads = (
-                    bool(own_methods(client))
-                    and not why
-                    and _unlike(expected, run(moved, batch=whole, mapped=False)[1])
-                )
+                is_mapped = has_methods and not (failure or why or unlike)
+                reads = _unlike(expected, run(moved, batch=whole, mapped=False)[1]) if is_mapped else ""
             if failure:
                 return "" if why == failure else failure  # if both fail, the error without vmap is the user's own
             if changes:

@@ -240,9 +240,9 @@ def check_draw(participation: Participation, drawn: Any, clients: Sequence[int])
     known = set(clients)
     if others := [client for client in (*shares, *dropped) if client not in known]:
         raise ValueError(f"{wrong} client {others[0]!r}, which is not one of the training clients: give some of these")
-    if not all(0 <= share <= 1 for share in shares.values()):
-        client, share = next((client, share) for client, share in shares.items() if not 0 <= share <= 1)
-        raise ValueError(f"{wrong} the share {share!r} for client {client}: give one in [0, 1]")
+    for client, share in shares.items():
+        if not 0 <= share <= 1:
+            raise ValueError(f"{wrong} the share {share!r} for client {client}: give one in [0, 1]")
 
 
 def epochs_of(work_fraction: float, num_epochs: int) -> int:

@@ -1,7 +1,6 @@
 """The base class of all callbacks: hooks into the training of a federation."""
 
 import difflib
-import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -10,6 +9,7 @@ import torch
 from lightning.fabric import Fabric
 
 from fl_lightning.counts import Counted
+from fl_lightning.executors.hooks import check_parameters
 from fl_lightning.round.participation import Participation
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Stage
@@ -249,11 +249,4 @@ def check_hooks(callback: object) -> None:
             advice = f"did you mean {near[0]}?" if near else f"the hooks are {', '.join(hooks)}"
             raise ValueError(f"callback {name} defines {method}, which is no hook: {advice}")
     for hook in hooks:
-        expected = list(inspect.signature(getattr(Callback, hook)).parameters)
-        try:
-            inspect.signature(getattr(callback, hook)).bind(*expected[1:])
-        except TypeError as error:
-            raise ValueError(
-                f"callback {name}.{hook} is called with ({', '.join(expected)}), but it takes others ({error}): give "
-                "it these parameters"
-            ) from error
+        check_parameters(getattr(callback, hook), getattr(Callback, hook), f"callback {name}.{hook}")

@@ -104,8 +104,8 @@ def test_too_few_runs_are_refused(choose: Choose) -> None:
 
 
 def test_what_does_not_fit_is_left_out_by_name(choose: Choose) -> None:
-    planted = Planted(LEVELS, refused={"SCAFFOLD": "SCAFFOLD needs what is not there", "Pooled": "Pooled cannot"})
-    planted.refused |= {"Ditto": "strategy.proximal_weight is 0.1, but must be less"}  # type: ignore[operator]
+    refused = {"SCAFFOLD": "SCAFFOLD needs what is not there", "Pooled": "Pooled cannot"}
+    planted = Planted(LEVELS, refused={**refused, "Ditto": "strategy.proximal_weight is 0.1, but must be less"})
     answer, said = choose(planted, methods=[*THREE, "Ditto"])
     assert "SCAFFOLD is left out: SCAFFOLD needs what is not there" in said
     remedy = " (--grid strategy.proximal_weight=VALUE tries another)"
