@@ -33,6 +33,7 @@ class Executor(Counted, ABC):
         allocate: Makes tensors for the state of many clients, in memory or on disk.
         round: Phase and index of the current round; None before the first stage.
         active: Clients that have begun a stage of the current round.
+        said: Stages of which it is known whether they leave out a client's own methods, and which method.
         numbers: Source of the random draws and the noise of private training.
     """
 
@@ -51,6 +52,7 @@ class Executor(Counted, ABC):
         self.numbers = KeyedNumbers()
         self.round: tuple[Phase, int] | None = None
         self.active: set[int] = set()
+        self.said: set[tuple[str, str]] = set()
 
     def suited(self, client: ClientModule) -> "Executor":
         """This executor, or another one that a client with hooks of its own needs."""

@@ -1,11 +1,18 @@
-"""Whether a client's own ``training_step`` leaves out what the strategy adds to the loss, which one line then says."""
+"""Whether a client's own loss and what a strategy adds to it leave each other out, which one line then says."""
 
+import dataclasses
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch import Tensor
+
+from fl_lightning.batches.base import Batch
+from fl_lightning.executors.hooks import overridden
 from fl_lightning.round.client import ClientModule
+from fl_lightning.round.context import Context, Parameters
+from fl_lightning.round.stage import Stage
 
 
 @contextmanager
@@ -40,3 +47,46 @@ def noticed(client: ClientModule, *, says: bool) -> Iterator[None]:
             "override loss instead",
             stacklevel=2,
         )
+
+
+def heard(client: ClientModule, stage: Stage, said: set[tuple[str, str]], *, says: bool) -> Stage:
+    """A stage that warns, once, if its objective does not call the client's own ``objective``.
+
+    Args:
+        client: The client.
+        stage: The stage.
+        said: Stages that were watched before, and for what; this one is added.
+        says: Whether this process warns.
+    """
+    objective = stage.objective
+    if objective is None or (stage.name, "objective") in said or not overridden(client, ("objective",)):
+        return stage
+    said.add((stage.name, "objective"))
+    is_watched = True  # in the first step
+
+    def watched(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
+        nonlocal is_watched
+        if not is_watched:
+            return objective(client, parameters, batch, context)
+        own, is_watched, is_called = client.objective, False, False
+
+        def seen(*given: Any) -> Tensor:
+            nonlocal is_called
+            is_called = True
+            return own(*given)
+
+        client.objective = seen  # type: ignore[method-assign]
+        try:
+            loss = objective(client, parameters, batch, context)
+        finally:
+            del client.objective
+        if says and not is_called:
+            warnings.warn(
+                f"{type(client).__name__}.objective is left out, as the strategy's stage {stage.name!r} has an "
+                "objective of its own: override loss instead",
+                stacklevel=2,
+            )
+        return loss
+
+    watched.takes_stacks = getattr(objective, "takes_stacks", False)  # type: ignore[attr-defined]
+    return dataclasses.replace(stage, objective=watched)

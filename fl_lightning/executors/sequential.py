@@ -18,7 +18,7 @@ from fl_lightning.executors.failure import WrongLoss, check_loss, failure_of
 from fl_lightning.executors.hooks import SEQUENTIAL, overridden, own_loss
 from fl_lightning.executors.optimizer_state import check_optimizer
 from fl_lightning.executors.own_draws import begin_at, drawn_from
-from fl_lightning.executors.own_terms import noticed
+from fl_lightning.executors.own_terms import heard, noticed
 from fl_lightning.executors.private import (
     SPENT,
     check_private_stage,
@@ -50,7 +50,6 @@ class SequentialExecutor(SequentialClients):
         self._batches: dict[int, Batch] = {}
         self._new_data: dict[int, Any] = {}
         self.may_draw = bool(own_code(self.client) or overridden(self.client, SEQUENTIAL))
-        self._watched: set[str] = set()
 
     def _own_draws(self, client: int, round_idx: int, what: str) -> AbstractContextManager[None]:
         """A context in which draws of the user's own code follow from the client, the round and what it does."""
@@ -58,9 +57,9 @@ class SequentialExecutor(SequentialClients):
 
     def _watch(self, module: ClientModule, stage: Stage) -> AbstractContextManager[None]:
         """A context for a step that says, once for a stage, which terms of the loss an own ``training_step`` lacks."""
-        if stage.name in self._watched or not overridden(module, ("training_step",)):
+        if (stage.name, "step") in self.said or not overridden(module, ("training_step",)):
             return nullcontext()
-        self._watched.add(stage.name)
+        self.said.add((stage.name, "step"))
         return noticed(module, says=self.fabric.is_global_zero)
 
     def run(self, request: StageRequest, report: Callable[[int], None] | None = None) -> StageResult:
@@ -190,6 +189,7 @@ class SequentialExecutor(SequentialClients):
         round_idx: int,
     ) -> int:
         """Train a client, and return the steps that it took."""
+        stage = heard(module, stage, self.said, says=self.fabric.is_global_zero)
         module.stage_objective, module.penalty = stage.objective, stage.penalty
         batch = self._batch(client)
         num_epochs, steps_per_epoch = stage.schedule(work_fraction, self.collator.steps_per_epoch(client))

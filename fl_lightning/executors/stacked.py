@@ -21,6 +21,7 @@ from fl_lightning.executors.failure import failure_of
 from fl_lightning.executors.group import GroupTraining, Knowledge, context_of, takes_stacks
 from fl_lightning.executors.grouping import Groups
 from fl_lightning.executors.hand_over import handed_over, handed_over_after_trial, why_one_by_one
+from fl_lightning.executors.own_terms import heard
 from fl_lightning.executors.private import SPENT, check_private_stage
 from fl_lightning.executors.stack import ClientStack
 from fl_lightning.executors.stacked_clients import StackedClients
@@ -82,8 +83,7 @@ class StackedExecutor(StackedClients):
         self.max_padding = max_padding
         self.max_clients_per_group = max_clients_per_group
         self.max_group_mib = max_group_mib
-        self.storage = storage
-        self.storage_folder = storage_folder
+        self.storage, self.storage_folder = storage, storage_folder
         self.allocate = on_disk(storage_folder) if storage == "disk" else in_memory
 
     def suited(self, client: ClientModule) -> Executor:
@@ -175,7 +175,7 @@ class StackedExecutor(StackedClients):
         }
         training = GroupTraining(
             self.client,
-            stage,
+            heard(self.client, stage, self.said, says=self.fabric.is_global_zero),
             batch,
             self._knowledge(clients, request.payload, start, batch),
             takes_stacks=self.takes_stacks,

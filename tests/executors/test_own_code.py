@@ -29,7 +29,7 @@ from fl_lightning.executors.trial import why_not_stacked
 from fl_lightning.models.output import NetOutput
 from fl_lightning.round.privacy import RecordPrivacy
 from fl_lightning.run.failures import ClientFailure, TooFewUpdates
-from fl_lightning.strategies import MOON, Ditto, FedAux, FedAvg, FedProto, FedProx, FedSage, FedSagePlus
+from fl_lightning.strategies import APFL, MOON, Ditto, FedAux, FedAvg, FedProto, FedProx, FedSage, FedSagePlus, PerFedAvg
 
 
 class Masked(ClientModule):
@@ -291,6 +291,33 @@ def test_a_training_step_without_the_terms_of_the_strategy_is_said_to_be_another
         f"WholeStep.training_step leaves out the strategy's {missing}, so that this is another method: return super()"
     )
     assert [line[: len(what)] for line in said] == ([what] if missing else [])
+
+
+class OwnObjective(ClientModule):
+    def objective(self, parameters: Any, batch: Any, context: Any) -> Tensor:
+        return super().objective(parameters, batch, context) + sum(p.square().sum() for p in parameters.values())
+
+
+@pytest.mark.parametrize("executor", [SequentialExecutor, StackedExecutor])
+@pytest.mark.parametrize(
+    ("strategy", "is_left_out"),
+    [(MOON, True), (APFL, True), (Ditto, True), (PerFedAvg, False), (FedProx, False), (FedAvg, False)],
+)
+def test_an_objective_that_the_strategy_replaces_is_said_to_be_left_out(
+    executor: Any, strategy: Any, is_left_out: bool, federation: Any, make_trainer: Any
+) -> None:
+    """It was never called, without a word."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer = make_trainer(num_rounds=2, executor=executor())
+        trainer.fit(OwnObjective(), federation, strategy(num_epochs=1))
+    assert type(trainer.run.executor) is executor
+    said = [str(each.message) for each in caught if "left out" in str(each.message)]
+    what = (
+        "OwnObjective.objective is left out, as the strategy's stage 'train' has an objective of its own: override loss "
+        "instead"
+    )
+    assert said == ([what] if is_left_out else [])
 
 
 class Draws(ClientModule):

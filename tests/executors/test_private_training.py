@@ -284,10 +284,35 @@ class Branching(ClientModule):
         return super().loss(output, batch) * (1 if output.logits.sum().item() > 0 else 2)
 
 
+class OfOwnNet(ClientModule):
+    """A term whose gradient is not with respect to the parameters that the loss is given."""
+
+    def loss(self, output, batch):
+        return super().loss(output, batch) + sum(p.square().sum() for p in self.parameters())
+
+
+class OfParameters(ClientModule):
+    """The same term, of the parameters that are given."""
+
+    def objective(self, parameters, batch, context):
+        return super().objective(parameters, batch, context) + sum(p.square().sum() for p in parameters.values())
+
+
+@pytest.mark.parametrize("executor", [SequentialExecutor, StackedExecutor])
+def test_a_term_of_the_given_parameters_has_its_gradient(executor, make_trainer) -> None:
+    def norm(kind) -> float:
+        client = kind(functools.partial(MLP, hidden_channels=5), privacy=privately(0.0, 1e3))
+        run = trained(make_trainer, executor(), FedAvg(num_epochs=5), client).run
+        return float(sum(each.square().sum() for each in run.executor.state().parameters.values()))
+
+    assert norm(OfParameters) < 0.9 * norm(ClientModule)
+
+
 @pytest.mark.filterwarnings("ignore:.*clients are run one after another")
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
+        (OfOwnNet, "OfOwnNet computes .*, but its loss is computed from self.net or self.parameters"),
         (OwnStep, "OwnStep overrides training_step: override loss or objective instead"),
         (Branching, "model.privacy needs the gradient of each example, which Branching with model.net does not have"),
     ],
