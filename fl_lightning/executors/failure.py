@@ -96,6 +96,31 @@ def check_scores(method: Any, returned: Any) -> None:
                 raise WrongReturn(method, f"for {name!r} a {part} {of}", instead)
 
 
+def check_tensors(method: Any, returned: Any) -> None:
+    """Check that a method returned tensors by name, of which some may be None.
+
+    Raises:
+        WrongReturn: It did not.
+    """
+    instead = "a mapping from names of parameters to tensors, which may be empty"
+    if not isinstance(returned, Mapping):
+        raise WrongReturn(method, type(returned).__name__, instead)
+    for name, value in returned.items():
+        if value is not None and not isinstance(value, Tensor):
+            raise WrongReturn(method, f"a {type(value).__name__} for {name!r}", instead)
+
+
+def check_count(method: Any, returned: Any) -> None:
+    """Check that a method returned a number of examples.
+
+    Raises:
+        WrongReturn: It did not.
+    """
+    if not isinstance(returned, Tensor) or returned.dim():
+        what = f"a tensor of shape {tuple(returned.shape)}" if isinstance(returned, Tensor) else type(returned).__name__
+        raise WrongReturn(method, what, "the number of a client's examples, a scalar tensor: batch.train_mask.sum(-1)")
+
+
 def failure_of(error: BaseException) -> Failure:
     """Describe an error that a client raised."""
     users = [

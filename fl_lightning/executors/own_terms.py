@@ -75,7 +75,7 @@ def heard(client: ClientModule, stage: Stage, said: set[tuple[str, str]], *, say
             is_called = True
             return own(*given)
 
-        client.objective = seen  # type: ignore[method-assign]
+        client.objective = seen  # type: ignore[assignment, method-assign]
         try:
             loss = objective(client, parameters, batch, context)
         finally:

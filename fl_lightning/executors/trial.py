@@ -15,7 +15,7 @@ from lightning.fabric import Fabric
 from torch import Tensor, nn
 
 from fl_lightning.batches.base import Batch, Collator, single
-from fl_lightning.executors.failure import check_loss, check_scores
+from fl_lightning.executors.failure import check_count, check_loss, check_scores, check_tensors
 from fl_lightning.executors.hooks import overridden
 from fl_lightning.executors.time_limit import within
 from fl_lightning.models.batch_norm import TOO_FEW, TORCH_NORMS, BatchNorm, refuse_one, statistics_of
@@ -125,31 +125,39 @@ def check_buffers(client: ClientModule, collator: Collator, first: int, time_lim
 
 
 def check_returns(client: ClientModule, collator: Collator, first: int, time_limit: float | None) -> None:
-    """Refuse a client whose own ``loss``, ``objective`` or ``scores`` returns something of another kind.
+    """Refuse a client whose own ``loss``, ``objective``, ``scores``, ... returns something of another kind.
 
     Raises:
         WrongReturn: One of them does.
     """
-    trains = not overridden(client, ("training_step",))
-    own = [name for name in overridden(client, ("loss", "objective")) if trains] + overridden(client, ("scores",))
+    names = ("scores", "clip", "constrain", "example_count")
+    own = overridden(client, names if overridden(client, ("training_step",)) else ("loss", "objective", *names))
     if not (own := [name for name in own if not _is_ours(_definer(client, name))]):
         return
     batch = single(collator([first]))
     twin = copy.deepcopy(client).to(collator.device)
     parameters = twin.parameter_dict()
+    context = Context(anchor=parameters)
+    checks = {"scores": check_scores, "clip": check_tensors, "constrain": check_tensors, "example_count": check_count}
     for name in own:
         twin.train(name != "scores")
-        method, check = getattr(twin, name), check_scores if name == "scores" else check_loss
+        method = getattr(twin, name)
         try:
             with torch.random.fork_rng(), within(time_limit):
                 data = next(batch.parts() if name == "scores" else batch.draws(batch.key[None]))
                 if name == "objective":
-                    returned = method(parameters, data, Context(anchor=parameters))
+                    returned = method(parameters, data, context)
+                elif name == "clip":
+                    returned = method({name: torch.zeros_like(p)[None] for name, p in parameters.items()})
+                elif name == "constrain":
+                    returned = method(parameters, context)
+                elif name == "example_count":
+                    returned = method(batch)
                 else:
                     returned = method(twin.output(parameters, data), data)
         except Exception:  # it occurs once more, and is reported then
             continue
-        check(method, returned)
+        checks.get(name, check_loss)(method, returned)
 
 
 def check_batches_of_one(client: ClientModule, collator: Collator, clients: Sequence[int]) -> None:
@@ -226,7 +234,7 @@ def _predictions(client: ClientModule, parameters: Parameters, batch: Batch) -> 
 
 
 def _count(client: ClientModule, parameters: Parameters, batch: Batch) -> _Results:
-    return {"example counts": {"": client.example_count(batch)}}
+    return {"example counts": {"": torch.as_tensor(client.example_count(batch)).double()}}
 
 
 def _run(

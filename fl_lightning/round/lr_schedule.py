@@ -49,7 +49,7 @@ class LRSchedule:
         try:
             self._scheduler = factory(self._optimizer)
         except (AssertionError, TypeError, ValueError) as error:
-            raise ValueError(f"model.lr_scheduler: {error}") from error
+            raise ValueError(f"model.lr_scheduler: {_why(error)}") from error
         if isinstance(self._scheduler, ReduceLROnPlateau) or not isinstance(self._scheduler, LRScheduler):
             raise ValueError(
                 f"model.lr_scheduler is a {type(self._scheduler).__name__}, but a client's learning rate must follow "
@@ -61,7 +61,7 @@ class LRSchedule:
         """The settings in a round, or without schedule outside the rounds; empty if they are always the same.
 
         Raises:
-            ValueError: The scheduler ends before that round.
+            ValueError: The scheduler ends before that round, or fails.
         """
         if round_idx is None or not self._rounds:
             return self._unscheduled
@@ -69,6 +69,8 @@ class LRSchedule:
             self._optimizer.step()
             try:
                 self._scheduler.step()
+            except TypeError as error:
+                raise ValueError(f"model.lr_scheduler, in round {len(self._rounds)}: {_why(error)}") from error
             except ValueError as error:
                 length = len(self._rounds)
                 raise ValueError(
@@ -88,6 +90,11 @@ def set_groups(optimizer: Optimizer, settings: GroupSettings) -> None:
     if settings:
         for group, values in zip(optimizer.param_groups, settings, strict=True):
             group.update(values)
+
+
+def _why(error: Exception) -> str:
+    """What a scheduler says, and where its arithmetic fails, what is likely."""
+    return f"{error} (a function must return a number)" if "operand" in str(error) else str(error)
 
 
 def _own(value: Any) -> Any:

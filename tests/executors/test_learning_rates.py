@@ -10,6 +10,7 @@ from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import (
     CosineAnnealingLR,
     ExponentialLR,
+    LambdaLR,
     LinearLR,
     OneCycleLR,
     ReduceLROnPlateau,
@@ -170,6 +171,14 @@ def test_the_vector_of_fedaux_keeps_its_multiple(federation: Any) -> None:
             r"ends after 4 rounds, and trainer.num_rounds is 9 \(Tried to step 4 times.*set trainer.num_rounds to 4",
         ),
         (lambda optimizer: optimizer, "model.lr_scheduler is a _Groups"),
+        (
+            functools.partial(LambdaLR, lr_lambda=lambda epoch: None),
+            r"model.lr_scheduler: .*NoneType.*\(a function must return a number\)",
+        ),
+        (
+            functools.partial(LambdaLR, lr_lambda=lambda epoch: None if epoch else 1.0),
+            r"model.lr_scheduler, in round 1: .*NoneType.*\(a function must return a number\)",
+        ),
     ],
 )
 def test_what_is_no_function_of_the_round_is_refused_before_training(
