@@ -88,13 +88,11 @@ class GraphSetBatch(GraphBatch, DrawnBatch):
     Attributes:
         num_nodes: Number of nodes of each graph, which are consecutive, int64 (C, G); 0 for padding.
         graph_of: The graph of each node, int64 (C, N); any for padding.
-        most_nodes: No graph has more nodes.
         num_edges: Number of edges of each graph, which are consecutive, int64 (C, G); None if edges have no attributes.
     """
 
     num_nodes: Tensor = field(metadata=EXAMPLES)
     graph_of: Tensor = field(metadata=NODES)
-    most_nodes: int
     num_edges: Tensor | None = field(default=None, metadata=EXAMPLES)
 
     @property
@@ -118,11 +116,10 @@ class GraphSetBatch(GraphBatch, DrawnBatch):
         """What each node's graph has, (N, D); also on a stack and under vmap."""
         return value_GD.gather(-2, self.graph_of.unsqueeze(-1).expand(*self.graph_of.shape, value_GD.shape[-1]))
 
-    def slots(self) -> tuple[Tensor, Tensor]:
-        """The nodes of each graph in a row, (G, W), any for padding, and which of them are no padding."""
-        place_W = torch.arange(self.most_nodes, device=self.num_nodes.device)
-        first_G1 = (self.num_nodes.cumsum(dim=-1) - self.num_nodes).unsqueeze(-1)
-        return (first_G1 + place_W).clamp(max=self.graph_of.shape[-1] - 1), place_W < self.num_nodes.unsqueeze(-1)
+    @property
+    def graph_sizes(self) -> Tensor:
+        """Number of nodes of each graph."""
+        return self.num_nodes
 
     def parts(self) -> Iterator["GraphSetBatch"]:
         """Parts of ``PART_GRAPHS`` graphs of each client; in a stack and alone a client has the same parts."""
@@ -218,7 +215,6 @@ class GraphSetCollator(DrawnCollator):
         nodes = GraphCollator(unions, layout={"sparse_features": False}, device=self.device, dtype=self.dtype)
         return GraphSetBatch(
             num_nodes=pad([each.num_nodes_G for each in members], self.device),
-            most_nodes=max(int(each.num_nodes_G.max()) for each in members),
             graph_of=pad([each.graph_of_N for each in members], self.device),
             **common_fields(members, device=self.device, dtype=self.dtype),
             **{**nodes.graph_fields(unions), "plain": None},

@@ -155,10 +155,10 @@ class GraphBatch(Batch):
         """What the nodes have, of what their examples have: the same again."""
         return value_ND
 
-    def slots(self) -> tuple[Tensor, Tensor]:
-        """The nodes of each graph in a row, (G, W), and which of them are no padding; here there is one graph."""
-        place_N = torch.arange(self.node_mask.shape[-1], device=self.node_mask.device)
-        return place_N.expand_as(self.node_mask).unsqueeze(-2), self.node_mask.unsqueeze(-2)
+    @property
+    def graph_sizes(self) -> Tensor:
+        """Number of nodes of each graph, which are consecutive, int64 (G,); here there is one graph."""
+        return self.node_mask.sum(dim=-1, keepdim=True)
 
     @property
     def edge_operator(self) -> BlockSparse:

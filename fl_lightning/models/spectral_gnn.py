@@ -4,7 +4,7 @@ Tan, Wan, Huang, Ye: "Federated Graph Learning with Spectral Knowledge and Perso
 the net of Bo, Shi, Wang, Liao: "Specformer: Spectral Graph Neural Networks Meet Transformers", ICLR 2023.
 
 Shape legend: N nodes of one client, G graphs (where nodes are the examples, one graph), E edges in both directions, W
-eigenvectors that a node has entries of, L most nodes of a graph, F features, D width, H filters, which are as many as
+eigenvectors that a node has entries of, F features, D width, H filters, which are as many as
 the heads of the attention.
 """
 
@@ -15,7 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fl_lightning.batches.graphs import GraphBatch, Pooling, check_pooling
-from fl_lightning.kernels.edge_products import edge_products, edge_sums
+from fl_lightning.kernels.edge_products import edge_products
+from fl_lightning.kernels.graph_attention import graph_attention
+from fl_lightning.kernels.incidence import Incidence
 from fl_lightning.kernels.linear import Linear, check_dropout, check_widths
 from fl_lightning.kernels.node_facts import node_facts, spectrum
 from fl_lightning.kernels.randomness import dropout
@@ -69,16 +71,8 @@ class SpectralAttention(nn.Module):
 
     def forward(self, code_ND: Tensor, batch: GraphBatch, probability: float) -> Tensor:
         """Filters of encoded eigenvalues, which the nodes of a graph hold, (N, H)."""
-        slot_GL, mask_GL = batch.slots()
-        shape = (*slot_GL.shape, self.num_heads, -1)
-        parts = self.inputs(self.norms[0](code_ND)).chunk(3, dim=1)
-        query, key, value = (part[slot_GL.flatten()].view(shape).transpose(1, 2) for part in parts)  # (G, H, L, D / H)
-        score = query @ key.mT / math.sqrt(query.shape[-1])
-        share = score.masked_fill(~mask_GL[:, None, None, :], torch.finfo(score.dtype).min).softmax(dim=-1)
-        mixed = (share @ value).transpose(1, 2).flatten(2)
-        mixed = torch.where(mask_GL[..., None], mixed, 0.0).flatten(0, 1)
-        place_MD = slot_GL.flatten()[:, None].expand_as(mixed)
-        mixed_ND = mixed.new_zeros(code_ND.shape).scatter_add(0, place_MD, mixed)
+        query, key, value = self.inputs(self.norms[0](code_ND)).unflatten(1, (3, self.num_heads, -1)).unbind(1)
+        mixed_ND = graph_attention(query, key, value, batch.graph_sizes).flatten(1)
         code_ND = code_ND + dropout(self.output(mixed_ND), batch.key + 1, probability)
         wide_ND = self.layers[1](F.gelu(self.layers[0](self.norms[1](code_ND))))
         filter_NH: Tensor = self.decoder(code_ND + dropout(wide_ND, batch.key + 2, probability))
@@ -120,11 +114,12 @@ class SpectralConvolution(nn.Module):
         self.norms = nn.ModuleList(BatchNorm(hidden_channels) for _ in range(2))
 
     def forward(
-        self, x_ND: Tensor, weight_DE: Tensor, total_ND: Tensor, batch: GraphBatch, key: Tensor, probability: float
+        self, x_ND: Tensor, weight_ED: Tensor, total_ND: Tensor, batch: GraphBatch, key: Tensor, probability: float
     ) -> Tensor:
         """Convolve, with weights of edges for each channel that are divided by their sum at each node."""
-        sent_DN1 = F.gelu(self.message(x_ND)).mT.unsqueeze(-1)
-        sum_ND = edge_sums(batch.edges, weight_DE, sent_DN1, owner=batch.node_mask).squeeze(-1).mT
+        incidence = batch.edge_operator.derived(Incidence)
+        sent_ED = incidence.sources(F.gelu(self.message(x_ND)), owner=batch.node_mask)
+        sum_ND = incidence.totals(weight_ED * sent_ED, owner=batch.node_mask)
         y_ND = x_ND = x_ND + dropout(sum_ND / total_ND, key, probability)
         for layer, norm in zip(self.layers, self.norms, strict=True):
             y_ND = norm(layer(y_ND), batch.node_mask).relu()
@@ -188,24 +183,23 @@ class SpectralGNN(nn.Module):
         """Return logits and representations of all examples of one client."""
         probability = self.dropout if self.training else 0.0
         x_ND = self.features(batch).relu()
-        weight_DE = self.edge_weights(batch, probability)
-        total_DN1 = edge_sums(batch.edges, weight_DE, torch.ones_like(x_ND).mT.unsqueeze(-1), owner=batch.node_mask)
-        total_ND = total_DN1.squeeze(-1).mT
+        weight_ED = self.edge_weights(batch, probability)
+        total_ND = batch.edge_operator.derived(Incidence).totals(weight_ED, owner=batch.node_mask)
         total_ND = torch.where(total_ND > 0, total_ND, 1.0)  # of a node without neighbors
         for layer, conv in enumerate(self.convs):
-            x_ND = conv(x_ND, weight_DE, total_ND, batch, batch.key + 3 + 2 * layer, probability)
+            x_ND = conv(x_ND, weight_ED, total_ND, batch, batch.key + 3 + 2 * layer, probability)
         r_GD = batch.pool(x_ND, self.pooling)
         return NetOutput(self.head(r_GD + self.preference), r_GD)
 
     def edge_weights(self, batch: GraphBatch, probability: float) -> Tensor:
-        """Exponentials of the encoded filters at the edges, (D, E), whose shares at a node are the softmax."""
+        """Exponentials of the encoded filters at the edges, (E, D), whose shares at a node are the softmax."""
         facts_NS = node_facts(batch.edge_operator, spectrum, owner=batch.node_mask)
         value_N = facts_NS[:, 0].to(batch.dtype)
         filter_NH = self.attention(self.eigenvalue_encoder(value_N), batch, probability)
         basis_EH, mask_E = filters_at_edges(filter_NH, facts_NS, batch)
         encoded_ED = dropout(self.filter_encoder(basis_EH, mask_E), batch.key, probability)
         encoded_ED = encoded_ED.masked_fill(~mask_E[:, None], 0.0)  # padding may be anything, and its exponential inf
-        return (encoded_ED - encoded_ED.detach().amax(dim=0)).exp().mT
+        return (encoded_ED - encoded_ED.detach().amax(dim=0)).exp()
 
 
 def filters_at_edges(filter_NH: Tensor, facts_NS: Tensor, batch: GraphBatch) -> tuple[Tensor, Tensor]:
@@ -221,8 +215,10 @@ def filters_at_edges(filter_NH: Tensor, facts_NS: Tensor, batch: GraphBatch) -> 
     holder_NW = facts_NS[:, 1 + width :].long() + torch.arange(len(facts_NS), device=facts_NS.device)[:, None]
     entries = []
     for filter_N in filter_NH.unbind(dim=1):
-        filtered_NW = vector_NW * filter_N[holder_NW.flatten()].view_as(vector_NW)
+        filtered_NW = vector_NW * filter_N.index_select(0, holder_NW.flatten()).view_as(vector_NW)
         entries.append(edge_products(batch.edges, filtered_NW[None], vector_NW[None], owner=batch.node_mask)[0])
-    ones_1N1 = torch.ones_like(vector_NW[None, :, :1])
-    mask_E = edge_products(batch.edges, ones_1N1, ones_1N1, owner=batch.node_mask)[0] > 0
+    sources_E1 = batch.edge_operator.derived(Incidence).sources(
+        torch.ones_like(vector_NW[:, :1]), owner=batch.node_mask
+    )
+    mask_E = sources_E1.squeeze(1) > 0
     return torch.stack(entries, dim=1), mask_E

@@ -75,16 +75,16 @@ def test_filters_are_functions_of_the_laplacian(batch) -> None:
 
 def test_the_weights_of_the_edges_to_a_node_sum_to_one(client, batch) -> None:
     """So that the same message along all edges comes through as it is."""
-    weight_DE = client.net.edge_weights(batch, 0.0)
+    weight_ED = client.net.edge_weights(batch, 0.0)
     _, mask = filters_at_edges(
         torch.ones(len(batch.node_mask), 1).double(),
         node_facts(batch.edge_operator, spectrum, owner=batch.node_mask),
         batch,
     )
     target = dense(batch).nonzero()[:, 0]
-    totals = torch.zeros(len(batch.node_mask), 8).double().index_add(0, target, weight_DE.mT[mask])
+    totals = torch.zeros(len(batch.node_mask), 8).double().index_add(0, target, weight_ED[mask])
     assert (totals > 0).all()
-    shares = weight_DE.mT[mask] / totals[target]
+    shares = weight_ED[mask] / totals[target]
     sums = torch.zeros_like(totals).index_add(0, target, shares)
     torch.testing.assert_close(sums, torch.ones_like(sums))
 
