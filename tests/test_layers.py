@@ -53,7 +53,7 @@ LAYERS = (
 #: The face of the package: it hands names on, when they are asked for, and only the entry asks for its version.
 FACE = "fl_lightning"
 #: Arrows inside the first layer.
-GROUND = {("arguments", "yaml_input"), ("terminal", "arguments")}
+GROUND = {("arguments", "yaml_input"), ("kernels", "memory"), ("terminal", "arguments")}
 #: Modules that import by name: what a user or a table of theirs names, or a package's own modules.
 BY_NAME = {
     "fl_lightning",  # what is asked for

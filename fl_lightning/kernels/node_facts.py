@@ -17,9 +17,12 @@ from torch.autograd import Function
 from fl_lightning.kernels.autograd import quick
 from fl_lightning.kernels.block_sparse import BlockSparse
 from fl_lightning.kernels.csr import coordinates
+from fl_lightning.memory import require
 
 #: Of the dense matrices that are made at once.
 MOST_NUMBERS = 2**22
+#: Of what does not fit into memory.
+REMEDY = "leave the large graphs out (data.source), or choose a net and a strategy that need no spectra and walks"
 
 
 def node_facts(operator: BlockSparse, find: Callable[..., Tensor], *settings: int, owner: Tensor) -> Tensor:
@@ -68,6 +71,9 @@ def components(matrix: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
     Returns:
         Their nodes, ascending, int64 (B, N), and where they have edges, ones in float64 (B, N, N).
+
+    Raises:
+        ValueError: The largest one does not fit into memory as a dense matrix.
     """
     from scipy.sparse import csr_matrix
     from scipy.sparse.csgraph import connected_components
@@ -83,6 +89,8 @@ def components(matrix: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     place_M = torch.empty_like(order_M)
     place_M[order_M] = torch.arange(len(order_M), device="cpu") - first_L.repeat_interleave(size_L)
     row, column, end_L = row[order_E], column[order_E], edges_L.cumsum(0)
+    largest = int(size_L.max()) if len(size_L) else 0
+    require(8 * largest**2, f"the dense matrix of a graph with {largest:,} connected nodes", REMEDY)
     for size in sorted(set(size_L.tolist())):
         for label_B in (size_L == size).nonzero().flatten().split(max(1, MOST_NUMBERS // size**2)):
             if size == 1:
@@ -122,10 +130,12 @@ def spectrum(matrix: Tensor) -> Tensor:
     are drawn into other batches. A node without neighbors has the eigenvalue 0, which is right, and no eigenvector.
 
     Raises:
-        ValueError: An edge goes one way only.
+        ValueError: An edge goes one way only, or the eigenvectors do not fit into memory.
     """
     parts = list(components(matrix))
     width = max((node_BN.shape[1] for node_BN, _ in parts), default=1)
+    what = f"the eigenvectors of {len(matrix):,} nodes, of which up to {width:,} are connected,"
+    require(8 * len(matrix) * (1 + 2 * width), what, REMEDY)
     found_MS = torch.zeros(len(matrix), 1 + 2 * width, dtype=torch.float64, device="cpu")
     for node_BN, edge_BNN in parts:
         if not torch.equal(edge_BNN, edge_BNN.mT):

@@ -97,3 +97,21 @@ def test_one_client_has_its_rows_of_the_stack() -> None:
         own = single(collator([client]))
         found = node_facts(own.adjacency, walk_returns, 3, owner=own.node_mask)
         assert torch.equal(found, stacked[client, : len(found)])
+
+
+@pytest.mark.parametrize(
+    ("free", "message"),
+    [
+        (70, "the dense matrix of a graph with 3 connected nodes would take 72 bytes"),
+        (390, "the eigenvectors of 7 nodes, of which up to 3 are connected, would take 392 bytes"),
+    ],
+)
+def test_what_does_not_fit_into_memory_is_refused(free: int, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fl_lightning.memory.available", lambda device: free)
+    with pytest.raises(ValueError, match=rf"{message} .*: leave the large graphs out"):
+        spectrum(MIXED)
+
+
+def test_what_fits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fl_lightning.memory.available", lambda device: 392)
+    assert spectrum(MIXED).shape == (7, 7)
