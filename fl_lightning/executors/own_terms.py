@@ -49,7 +49,7 @@ def noticed(client: ClientModule, *, says: bool) -> Iterator[None]:
         )
 
 
-def heard(client: ClientModule, stage: Stage, said: set[tuple[str, str]], *, says: bool) -> Stage:
+def watched_objective(client: ClientModule, stage: Stage, said: set[tuple[str, str]], *, says: bool) -> Stage:
     """A stage that warns, once, if its objective does not call the client's own ``objective``.
 
     Args:

@@ -18,7 +18,7 @@ from fl_lightning.executors.failure import WrongLoss, check_loss, failure_of
 from fl_lightning.executors.hooks import SEQUENTIAL, overridden, own_loss
 from fl_lightning.executors.optimizer_state import check_optimizer
 from fl_lightning.executors.own_draws import begin_at, drawn_from
-from fl_lightning.executors.own_terms import heard, noticed
+from fl_lightning.executors.own_terms import noticed, watched_objective
 from fl_lightning.executors.private import (
     SPENT,
     check_private_stage,
@@ -189,7 +189,7 @@ class SequentialExecutor(SequentialClients):
         round_idx: int,
     ) -> int:
         """Train a client, and return the steps that it took."""
-        stage = heard(module, stage, self.said, says=self.fabric.is_global_zero)
+        stage = watched_objective(module, stage, self.said, says=self.fabric.is_global_zero)
         module.stage_objective, module.penalty = stage.objective, stage.penalty
         batch = self._batch(client)
         num_epochs, steps_per_epoch = stage.schedule(work_fraction, self.collator.steps_per_epoch(client))

@@ -21,7 +21,7 @@ from fl_lightning.executors.failure import failure_of
 from fl_lightning.executors.group import GroupTraining, Knowledge, context_of, takes_stacks
 from fl_lightning.executors.grouping import Groups
 from fl_lightning.executors.hand_over import handed_over, handed_over_after_trial, why_one_by_one
-from fl_lightning.executors.own_terms import heard
+from fl_lightning.executors.own_terms import watched_objective
 from fl_lightning.executors.private import SPENT, check_private_stage
 from fl_lightning.executors.stack import ClientStack
 from fl_lightning.executors.stacked_clients import StackedClients
@@ -175,7 +175,7 @@ class StackedExecutor(StackedClients):
         }
         training = GroupTraining(
             self.client,
-            heard(self.client, stage, self.said, says=self.fabric.is_global_zero),
+            watched_objective(self.client, stage, self.said, says=self.fabric.is_global_zero),
             batch,
             self._knowledge(clients, request.payload, start, batch),
             takes_stacks=self.takes_stacks,
