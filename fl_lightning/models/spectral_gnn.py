@@ -4,8 +4,8 @@ Tan, Wan, Huang, Ye: "Federated Graph Learning with Spectral Knowledge and Perso
 the net of Bo, Shi, Wang, Liao: "Specformer: Spectral Graph Neural Networks Meet Transformers", ICLR 2023.
 
 Shape legend: N nodes of one client, G graphs (where nodes are the examples, one graph), E edges in both directions, W
-eigenvectors that a node has entries of, F features, D width, H filters, which are as many as
-the heads of the attention.
+eigenvectors that a node has entries of, F features, D width, H filters, which are as many as the heads of the
+attention.
 """
 
 import math
