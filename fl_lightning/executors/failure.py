@@ -67,10 +67,8 @@ def check_loss(method: Any, returned: Any) -> Tensor:
     Raises:
         WrongLoss: It did not.
     """
-    if not isinstance(returned, Tensor):
-        raise WrongLoss(method, type(returned).__name__)
-    if returned.numel() != 1:
-        raise WrongLoss(method, f"a tensor of shape {tuple(returned.shape)}")
+    if not isinstance(returned, Tensor) or returned.numel() != 1:
+        raise WrongLoss(method, _in_words(returned))
     return returned
 
 
@@ -117,8 +115,12 @@ def check_count(method: Any, returned: Any) -> None:
         WrongReturn: It did not.
     """
     if not isinstance(returned, Tensor) or returned.dim():
-        what = f"a tensor of shape {tuple(returned.shape)}" if isinstance(returned, Tensor) else type(returned).__name__
-        raise WrongReturn(method, what, "the number of a client's examples, a scalar tensor: batch.train_mask.sum(-1)")
+        instead = "the number of a client's examples, a scalar tensor: batch.train_mask.sum(-1)"
+        raise WrongReturn(method, _in_words(returned), instead)
+
+
+def _in_words(returned: Any) -> str:
+    return f"a tensor of shape {tuple(returned.shape)}" if isinstance(returned, Tensor) else type(returned).__name__
 
 
 def failure_of(error: BaseException) -> Failure:

@@ -24,17 +24,9 @@ def noticed(client: ClientModule, *, says: bool) -> Iterator[None]:
         says: Whether this process warns.
     """
     called: set[str] = set()
-
-    def seen(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*given: Any) -> Any:
-            called.add(name)
-            return function(*given)
-
-        return call
-
     before = client.stage_objective, client.penalty
     added = {"objective": client.stage_objective, "penalty": client.penalty}
-    expected = {name: seen(name, function) for name, function in added.items() if function is not None}
+    expected = {name: _noting(name, function, called) for name, function in added.items() if function is not None}
     client.stage_objective, client.penalty = expected.get("objective"), expected.get("penalty")
     try:
         yield
@@ -68,19 +60,13 @@ def watched_objective(client: ClientModule, stage: Stage, said: set[tuple[str, s
         nonlocal is_watched
         if not is_watched:
             return objective(client, parameters, batch, context)
-        own, is_watched, is_called = client.objective, False, False
-
-        def seen(*given: Any) -> Tensor:
-            nonlocal is_called
-            is_called = True
-            return own(*given)
-
-        client.objective = seen  # type: ignore[assignment, method-assign]
+        is_watched, called = False, set[str]()
+        client.objective = _noting("objective", client.objective, called)  # type: ignore[method-assign]
         try:
             loss = objective(client, parameters, batch, context)
         finally:
             del client.objective
-        if says and not is_called:
+        if says and not called:
             warnings.warn(
                 f"{type(client).__name__}.objective is left out, as the strategy's stage {stage.name!r} has an "
                 "objective of its own: override loss instead",
@@ -90,3 +76,13 @@ def watched_objective(client: ClientModule, stage: Stage, said: set[tuple[str, s
 
     watched.takes_stacks = getattr(objective, "takes_stacks", False)  # type: ignore[attr-defined]
     return dataclasses.replace(stage, objective=watched)
+
+
+def _noting(name: str, function: Callable[..., Any], called: set[str]) -> Callable[..., Any]:
+    """The function, which adds its name to a set when it is called."""
+
+    def call(*given: Any) -> Any:
+        called.add(name)
+        return function(*given)
+
+    return call

@@ -1,6 +1,5 @@
 """Private training (``model.privacy``) in executors: checks, draws, gradients and the account of each client."""
 
-import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping
 
@@ -11,7 +10,7 @@ from fl_lightning.batches.base import Batch, Collator, single
 from fl_lightning.batches.examples import ExampleBatch, ExampleCollator
 from fl_lightning.batches.poisson import PoissonBatch, poisson_draws, sampling_rate
 from fl_lightning.executors.hooks import SEQUENTIAL, overridden
-from fl_lightning.executors.trial import equal, own_methods
+from fl_lightning.executors.trial import OF_GIVEN, equal, own_methods, with_other_parameters
 from fl_lightning.models.batch_norm import TORCH_NORMS, BatchNorm
 from fl_lightning.round.client import ClientModule, Objective
 from fl_lightning.round.context import Context, Parameters
@@ -93,20 +92,17 @@ def check_examples(client: ClientModule, collator: Collator, first: int) -> None
         client.eval()
     if not own_methods(client):
         return
-    moved = copy.deepcopy(client)
     with torch.no_grad(), torch.random.fork_rng():
-        for parameter in moved.net.parameters():
-            parameter.add_(1)
         state = torch.get_rng_state()
         losses = []
-        for each in (client, moved):
+        for each in (client, with_other_parameters(client)):
             torch.set_rng_state(state)
             losses.append(each.objective(client.parameter_dict(), few, Context(anchor=trained)))
     if not equal(*losses):
         raise ValueError(
             f"model.privacy takes the gradient of what {type(client).__name__} computes from the parameters that it is "
             "given, but its loss is computed from self.net or self.parameters(), whose gradient would be left out: "
-            "override objective(parameters, batch, context) to compute with parameters"
+            f"{OF_GIVEN}"
         )
 
 

@@ -9,6 +9,7 @@ import contextlib
 import copy
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from lightning.fabric import Fabric
@@ -26,6 +27,8 @@ from fl_lightning.round.context import Context, Parameters
 #: How far the results of a trial may be apart, in the scale of the largest, by their type; and how many times as far
 #: if few examples are normalized by their variance, which may be small.
 TOLERANCES, OF_NORMS = {torch.float64: 1e-9, torch.float32: 2e-4}, 30
+#: What to do where a method computes from a client's own parameters.
+OF_GIVEN = "override objective(parameters, batch, context) to compute with parameters"
 #: Methods of a client that the stacked executor maps over clients.
 MAPPED = ("objective", "output", "loss", "scores", "score_table", "predictions", "ruled_output", "example_count")
 
@@ -55,10 +58,8 @@ def why_not_stacked(client: ClientModule, batch: Batch, fabric: Fabric, time_lim
         fabric: The Fabric, for its precision.
         time_limit: Seconds after which a trial counts as failed; None for no bound.
     """
-    on_stack, alone, moved = (copy.deepcopy(client).to(batch.key.device) for _ in range(3))  # each with its own state
-    with torch.no_grad():
-        for parameter in moved.net.parameters():
-            parameter.add_(1)
+    on_stack, alone = (copy.deepcopy(client).to(batch.key.device) for _ in range(2))  # each with its own state
+    moved = with_other_parameters(alone)
     drawn, part = next(batch.draws(batch.key[None])), next(batch.parts())
     own_scores, has_methods = overridden(client, ("scores", "score_table")), bool(own_methods(client))
     trials = [(_trained, drawn), (_table if own_scores else _outputs, part), (_predictions, part), (_count, batch)]
@@ -85,10 +86,18 @@ def why_not_stacked(client: ClientModule, batch: Batch, fabric: Fabric, time_lim
                 return f"padding changes its {unlike}: leave out what batch.example_mask says is padding"
             if reads:
                 return (
-                    f"its {reads} are computed from self.net or self.parameters(), which are one client's: override "
-                    "objective(parameters, batch, context) to compute with parameters"
+                    f"its {reads} are computed from self.net or self.parameters(), which are one client's: {OF_GIVEN}"
                 )
     return ""
+
+
+def with_other_parameters(client: ClientModule) -> ClientModule:
+    """A copy of a client whose own parameters are others: what is computed from given ones alone stays the same."""
+    moved = copy.deepcopy(client)
+    with torch.no_grad():
+        for parameter in moved.net.parameters():
+            parameter.add_(1)
+    return moved
 
 
 def check_buffers(client: ClientModule, collator: Collator, first: int, time_limit: float | None) -> None:
@@ -130,34 +139,23 @@ def check_returns(client: ClientModule, collator: Collator, first: int, time_lim
     Raises:
         WrongReturn: One of them does.
     """
-    names = ("scores", "clip", "constrain", "example_count")
-    own = overridden(client, names if overridden(client, ("training_step",)) else ("loss", "objective", *names))
+    unused = ("loss", "objective") if overridden(client, ("training_step",)) else ()
+    own = overridden(client, tuple(name for name in _RETURNS if name not in unused))
     if not (own := [name for name in own if not _is_ours(_definer(client, name))]):
         return
     batch = single(collator([first]))
     twin = copy.deepcopy(client).to(collator.device)
     parameters = twin.parameter_dict()
-    context = Context(anchor=parameters)
-    checks = {"scores": check_scores, "clip": check_tensors, "constrain": check_tensors, "example_count": check_count}
     for name in own:
         twin.train(name != "scores")
-        method = getattr(twin, name)
+        method, (check, arguments) = getattr(twin, name), _RETURNS[name]
         try:
             with torch.random.fork_rng(), within(time_limit):
                 data = next(batch.parts() if name == "scores" else batch.draws(batch.key[None]))
-                if name == "objective":
-                    returned = method(parameters, data, context)
-                elif name == "clip":
-                    returned = method({name: torch.zeros_like(p)[None] for name, p in parameters.items()})
-                elif name == "constrain":
-                    returned = method(parameters, context)
-                elif name == "example_count":
-                    returned = method(batch)
-                else:
-                    returned = method(twin.output(parameters, data), data)
+                returned = method(*arguments(twin, parameters, batch if name == "example_count" else data))
         except Exception:  # it occurs once more, and is reported then
             continue
-        checks.get(name, check_loss)(method, returned)
+        check(method, returned)
 
 
 def check_batches_of_one(client: ClientModule, collator: Collator, clients: Sequence[int]) -> None:
@@ -207,6 +205,17 @@ def equal(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors have the same values, including nan."""
     return torch.equal(one.isnan(), other.isnan()) and torch.equal(one.nan_to_num(), other.to(one.device).nan_to_num())
 
+
+_Arguments = Callable[[ClientModule, Parameters, Batch], tuple[Any, ...]]
+#: How what a client's methods return is checked, and what they are called with for that.
+_RETURNS: dict[str, tuple[Callable[[Any, Any], object], _Arguments]] = {
+    "loss": (check_loss, lambda client, parameters, batch: (client.output(parameters, batch), batch)),
+    "objective": (check_loss, lambda _, parameters, batch: (parameters, batch, Context(anchor=parameters))),
+    "scores": (check_scores, lambda client, parameters, batch: (client.output(parameters, batch), batch)),
+    "clip": (check_tensors, lambda _, parameters, __: ({n: torch.zeros_like(p)[None] for n, p in parameters.items()},)),
+    "constrain": (check_tensors, lambda _, parameters, __: (parameters, Context(anchor=parameters))),
+    "example_count": (check_count, lambda _, __, batch: (batch,)),
+}
 
 #: Results of a trial, those that are compared in the scale of the largest of them under one name.
 _Results = dict[str, dict[str, Tensor]]

@@ -509,6 +509,10 @@ def test_a_training_step_that_returns_no_loss_is_told_what_to_return(
         ("example_count", lambda batch: 7, "example_count returned int: return the number of a client's examples"),
         ("example_count", lambda batch: batch.train_mask, r"example_count returned a tensor of shape \(\d+,\)"),
     ],
+    ids=[
+        *("none", "text", "unreduced", "objective", "no scores", "no pair", "unreduced scores"),
+        *("no gradients", "no constraint", "no tensor", "number", "mask"),
+    ],
 )
 def test_what_own_methods_return_is_checked_before_training(
     name: str, returned: Any, told: str, executor: Any, federation: Any, make_trainer: Any
