@@ -91,19 +91,25 @@ def _lines(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure 
 def _curves(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure | None:
     """A metric of every round against the rounds or another metric, mean over seeds, a panel for each case."""
     study, history = progress.study, progress.store.history()
-    shown = [case for case in study.cases if case in set(table["case"])]
+    pairs = {
+        (case, method): result
+        for case in study.cases
+        for method in study.methods
+        if (result := by_round(progress, history, method, case, (picture.x, picture.metric))) is not None
+    }
+    shown = list(dict.fromkeys(case for case, _ in pairs))
+    if not shown:
+        return None
     figure, all_axes = _panels(len(shown), share_y=False)
-    unit, any_drawn = "", False
+    unit = ""
     for axes, case in zip(all_axes, shown, strict=True):
         for index, method in zip(orders(list(study.methods)), study.methods, strict=True):
-            result = by_round(progress, history, method, case, (picture.x, picture.metric))
-            if result is None:
+            if (case, method) not in pairs:
                 continue
-            x, y = result
+            x, y = pairs[case, method]
             rows = table[(table["method"] == method) & (table["case"] == case)]
             is_score = picture.metric.rpartition("/")[2] in set(rows["metric"])
             scale, unit = _unit(rows) if is_score else (1.0, "")
-            any_drawn = True
             if picture.x != "round" and not x.any():
                 axes.axhline(scale * y[-1], linestyle="--", color=_color(index), label=method)
             else:
@@ -111,7 +117,7 @@ def _curves(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure
                     picture.x_scale * x, scale * y, color=_color(index), ls=dash(index), linewidth=1.3, label=method
                 )
         _dress(axes, case, picture)
-    return _finish(figure, all_axes, [f"{picture.y_label or picture.metric}{unit}"]) if any_drawn else None
+    return _finish(figure, all_axes, [f"{picture.y_label or picture.metric}{unit}"])
 
 
 def _ranks(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure | None:

@@ -17,7 +17,7 @@ from fl_lightning import command_line, extras
 from fl_lightning.study import messages
 from fl_lightning.study.command import main
 from fl_lightning.study.definition import Study
-from fl_lightning.study.pictures import _dress, _panels, _without_overlap
+from fl_lightning.study.pictures import _curves, _dress, _panels, _without_overlap
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.report import _shown, write_report
 from fl_lightning.study.runner import Runner, Tally
@@ -107,6 +107,26 @@ def test_report(progress: Progress) -> None:
         assert f"![{name}.png]({name}.png)" in text
         with Image.open(path.with_name(f"{name}.png")) as picture:
             assert min(picture.size) > 100
+
+
+def test_curves_have_panels_for_cases_with_their_metric_alone(make_study: Callable[..., Study]) -> None:
+    def without_in_two_rounds(arguments: tuple[str, ...], *others: Any) -> dict[str, Any]:
+        actual = known(arguments, *others)
+        if "--trainer.num_rounds=2" in arguments:
+            del actual["rounds"]["val/acc"]
+        return actual
+
+    cases = {f"{rounds} rounds": {"settings": {"trainer.num_rounds": rounds}} for rounds in (1, 2, 3)}
+    study = make_study(methods=METHODS, cases=cases, tuning=None, seeds=[0], history=["val/acc"])
+    with HerePool(train=without_in_two_rounds) as pool:
+        Runner(study, Store(study.results), say=lambda line: None).run(pool)
+    progress = Progress(study, Store(study.results))
+    figure = _curves(progress, tidy(progress), Picture(kind="curves", metric="val/acc"))
+    assert figure is not None
+    shown = [axes for axes in figure.axes if axes.get_visible()]
+    assert [axes.get_title(loc="left") for axes in shown] == ["1 rounds", "3 rounds"]
+    assert all(len(axes.lines) == len(METHODS) for axes in shown)
+    assert _curves(progress, tidy(progress), Picture(kind="curves", metric="test/mse")) is None
 
 
 def test_labels_of_ticks_do_not_run_into_each_other() -> None:
