@@ -1,18 +1,23 @@
-"""Whether a client's own loss and what a strategy adds to it leave each other out, which one line then says."""
+"""Own code of clients and of strategies: what leaves the other out is told, what a stack gets wrong, refused."""
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fl_lightning.batches.base import Batch
+from fl_lightning.executors.failure import WrongReturn
 from fl_lightning.executors.hooks import overridden
-from fl_lightning.round.client import ClientModule
+from fl_lightning.executors.own_draws import drawn_from
+from fl_lightning.executors.trial import equal, with_other_parameters
+from fl_lightning.models.output import NetOutput
+from fl_lightning.round.client import ClientModule, OutputRule
 from fl_lightning.round.context import Context, Parameters
-from fl_lightning.round.stage import Stage
+from fl_lightning.round.stage import ClientOutput, Stage
 
 
 @contextmanager
@@ -76,6 +81,53 @@ def watched_objective(client: ClientModule, stage: Stage, said: set[tuple[str, s
 
     watched.takes_stacks = getattr(objective, "takes_stacks", False)  # type: ignore[attr-defined]
     return dataclasses.replace(stage, objective=watched)
+
+
+def refuse_own_parameters(
+    client: ClientModule,
+    functions: Mapping[str, ClientOutput | OutputRule],
+    parameters: Parameters,
+    batch: Batch,
+    context: Context,
+) -> None:
+    """Refuse functions of a strategy that compute from the client's own parameters: a stack's are not those.
+
+    Args:
+        client: The client.
+        functions: Functions of (client, parameters, batch, context) by name; an ``objective`` trains.
+        parameters: Parameters of one client.
+        batch: Its data.
+        context: What it knows.
+
+    Raises:
+        WrongReturn: A function computes something else if the client's own parameters are others.
+    """
+    is_training, moved = client.training, with_other_parameters(client)
+    for name, function in functions.items():
+        results = []
+        for each in (client, moved):
+            each.train(name == "objective")
+            try:
+                with torch.no_grad(), drawn_from(batch.key):
+                    results.append(_tensors(function(each, parameters, batch, context)))
+            except Exception:  # it occurs once more, and is reported then
+                break
+            finally:
+                each.train(is_training)
+        if len(results) == 2 and not all(equal(tensor, results[1][part]) for part, tensor in results[0].items()):
+            raise WrongReturn(
+                function,
+                "a result of client.net or client.parameters(), which are no client's where all are trained at once",
+                "what follows from the parameters that it is given, as client.output(parameters, batch) does, or set "
+                "trainer.executor to SequentialExecutor",
+            )
+
+
+def _tensors(result: Tensor | Mapping[str, Tensor] | NetOutput) -> dict[str, Tensor]:
+    """What a function has returned, by name."""
+    if isinstance(result, NetOutput):
+        return {"logits": result.logits}
+    return {"": result} if isinstance(result, Tensor) else dict(result)
 
 
 def _noting(name: str, function: Callable[..., Any], called: set[str]) -> Callable[..., Any]:

@@ -6,7 +6,6 @@ untouched, exactly as if alone (``executors/stack.py``).
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -188,6 +187,8 @@ class StackedExecutor(StackedClients):
             client_state[SPENT], training.together.failures = self._spend(client_state[SPENT], clients, request)
         keys = self.keys(request.address.round_idx, stage.name, clients, max(num_steps, default=0))
         rates = self.lr_schedule.at(request.address.scheduled_round)
+        functions = {"objective": stage.objective, **stage.client_outputs, **stage.client_state}
+        self._try_own(f"stage {stage.name!r}", functions, start, batch, training.knowledge, training.ragged)
         with self._client_in_training():
             trained = training.run(stack.part(positions, num_steps, rates, stage.optimizer), keys, self.fabric.autocast)
             training.part.store(stack)
@@ -301,15 +302,6 @@ class StackedExecutor(StackedClients):
                     training.together.failures.setdefault(row, failure_of(error))
         return client_data
 
-    @contextmanager
-    def _client_in_training(self) -> Iterator[None]:
-        """A context with the client module in training mode; it is in evaluation mode afterward."""
-        self.client.train()
-        try:
-            yield
-        finally:
-            self.client.eval()
-
     def _sizes(self, clients: Sequence[int]) -> Tensor:
         return torch.tensor([self.collator.size(client) for client in clients], device=self.fabric.device)
 
@@ -397,4 +389,7 @@ class StackedExecutor(StackedClients):
                 part = copies.part(range(len(clients)), steps, optimizer=tuning.optimizer)
                 parameters = training.run(part, keys, self.fabric.autocast)
         self.client.eval()
+        if (rule := evaluation.output) is not None:
+            batch, ragged = self.grouping.batch(clients), self._ragged(evaluation.payload)
+            self._try_own("evaluation", {"output": rule}, parameters, batch, knowledge, ragged)
         return parameters, knowledge

@@ -3,15 +3,22 @@
 The stack is kept from round to round as long as the same clients take part, so that nothing is copied.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
+import torch
 from torch import Tensor
 
+from fl_lightning.batches.base import Batch, single
+from fl_lightning.executors.group import Knowledge, context_of
 from fl_lightning.executors.grouping import Groups
 from fl_lightning.executors.in_process import InProcessExecutor
+from fl_lightning.executors.own_terms import refuse_own_parameters
 from fl_lightning.executors.stack import ClientStack
+from fl_lightning.executors.trial import is_ours
 from fl_lightning.kernels.layout import make_like, rows_at, rows_of
+from fl_lightning.round.context import Parameters
 from fl_lightning.round.payload import Payload, pad_examples
 from fl_lightning.round.stage import Stage
 
@@ -91,6 +98,38 @@ class StackedClients(InProcessExecutor):
                 tensor[rows_of(stack.positions_of(rows), tensor.device)] = self.initial[name]
         stack.begun |= set(resting)
         self.active |= set(resting)
+
+    def _try_own(
+        self,
+        what: str,
+        functions: Mapping[str, Any],
+        parameters: Parameters,
+        batch: Batch,
+        knowledge: Knowledge,
+        ragged: Collection[str],
+    ) -> None:
+        """Try a user's functions, once and on one client, whether they compute from what they are given."""
+        own = {name: function for name, function in functions.items() if function and not is_ours(function)}
+        if not own or (what, "parameters") in self.said:
+            return
+        batch = single(batch.select(torch.zeros(1, dtype=torch.int64, device=self.fabric.device)))
+        size = len(batch.example_mask)
+        known = {
+            kind: {n: t[0][:size] if kind != "anchor" and n in ragged else t[0] for n, t in tensors.items()}
+            for kind, tensors in knowledge.items()
+        }
+        first = {name: tensor[0] for name, tensor in parameters.items()}
+        refuse_own_parameters(self.client, own, first, batch, context_of(known))
+        self.said.add((what, "parameters"))
+
+    @contextmanager
+    def _client_in_training(self) -> Iterator[None]:
+        """A context with the client module in training mode; it is in evaluation mode afterward."""
+        self.client.train()
+        try:
+            yield
+        finally:
+            self.client.eval()
 
     @contextmanager
     def _copies(self, clients: Sequence[int]) -> Iterator[None]:

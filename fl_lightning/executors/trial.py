@@ -38,12 +38,12 @@ def own_code(client: ClientModule) -> list[str]:
     names = own_methods(client)
     parts = [part for net in client.nets for part in net.modules()]
     nets = {type(part.plain_module) if isinstance(part, PlainNet) else type(part) for part in parts}
-    return [*names, *sorted(f"{kind.__name__}.forward" for kind in nets if not _is_ours(kind))]
+    return [*names, *sorted(f"{kind.__name__}.forward" for kind in nets if not is_ours(kind))]
 
 
 def own_methods(client: ClientModule) -> list[str]:
     """The methods that the stacked executor maps over clients and that the user's class overrides."""
-    return [name for name in overridden(client, MAPPED) if not _is_ours(_definer(client, name))]
+    return [name for name in overridden(client, MAPPED) if not is_ours(_definer(client, name))]
 
 
 def why_not_stacked(client: ClientModule, batch: Batch, fabric: Fabric, time_limit: float | None = None) -> str:
@@ -141,7 +141,7 @@ def check_returns(client: ClientModule, collator: Collator, first: int, time_lim
     """
     unused = ("loss", "objective") if overridden(client, ("training_step",)) else ()
     own = overridden(client, tuple(name for name in _RETURNS if name not in unused))
-    if not (own := [name for name in own if not _is_ours(_definer(client, name))]):
+    if not (own := [name for name in own if not is_ours(_definer(client, name))]):
         return
     batch = single(collator([first]))
     twin = copy.deepcopy(client).to(collator.device)
@@ -199,6 +199,13 @@ def check_batches_of_one(client: ClientModule, collator: Collator, clients: Sequ
             f"which BatchNorm in model.net has no variance ({TOO_FEW}){more}: set data.drop_last to true, or a larger "
             "data.batch_size, or take a net without BatchNorm"
         )
+
+
+def is_ours(part: Any) -> bool:
+    """Whether a class or function, or the one that it completes, is of this package or of PyTorch and PyG."""
+    while isinstance(part, functools.partial):
+        part = part.func
+    return (getattr(part, "__module__", None) or "").startswith(("fl_lightning.", "torch.", "torch_geometric."))
 
 
 def equal(one: Tensor, other: Tensor) -> bool:
@@ -310,7 +317,3 @@ def _unlike(alone: _Results, stacked: _Results) -> str:
 
 def _definer(client: ClientModule, name: str) -> type:
     return next(kind for kind in type(client).__mro__ if name in vars(kind))
-
-
-def _is_ours(kind: type) -> bool:
-    return kind.__module__.startswith(("fl_lightning.", "torch.", "torch_geometric."))

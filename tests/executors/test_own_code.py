@@ -304,6 +304,59 @@ def test_a_training_step_without_the_terms_of_the_strategy_is_said_to_be_another
     assert [line[: len(what)] for line in said] == ([what] if missing else [])
 
 
+def of_own_net(client: Any, parameters: Any, batch: Any, context: Any) -> Tensor:
+    return client.loss(client.output(parameters, batch), batch) + sum(p.square().sum() for p in client.parameters())
+
+
+def of_given(client: Any, parameters: Any, batch: Any, context: Any) -> Tensor:
+    return client.loss(client.output(parameters, batch), batch) + sum(p.square().sum() for p in parameters.values())
+
+
+def logits_of_own_net(client: Any, parameters: Any, batch: Any, context: Any) -> NetOutput:
+    return NetOutput(*(2 * part for part in client.output(client.parameter_dict(), batch)))
+
+
+class OwnStage(FedAvg):
+    """A strategy whose stage has functions of a user's."""
+
+    def __init__(self, *, objective: Any = None, client_output: Any = None, rule: Any = None) -> None:
+        super().__init__(num_epochs=1)
+        self.own = {"objective": objective, "client_outputs": {"own": client_output} if client_output else {}}
+        self.rule = rule
+
+    def stages(self, round_idx: int) -> Any:
+        (stage,) = super().stages(round_idx)
+        return [dataclasses.replace(stage, **self.own)]
+
+    def evaluations(self, clients: Any) -> Any:
+        return {"": dataclasses.replace(super().evaluations(clients)[""], output=self.rule)}
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"objective": of_own_net}, "of_own_net returned a result of client.net or client.parameters"),
+        ({"client_output": of_own_net}, "of_own_net returned a result of client.net"),
+        ({"rule": logits_of_own_net}, "logits_of_own_net returned a result of client.net"),
+        ({"objective": of_given, "client_output": of_given}, None),
+        ({"objective": functools.partial(of_given)}, None),
+    ],
+)
+def test_functions_of_a_strategy_that_read_the_clients_own_parameters_are_refused_on_a_stack(
+    own: Any, message: str | None, federation: Any, make_trainer: Any
+) -> None:
+    """They used the initial model's, without a word."""
+    scores = []
+    for executor in (SequentialExecutor(), StackedExecutor()):
+        fit = functools.partial(make_trainer(num_rounds=2, executor=executor).fit, ClientModule(), federation)
+        if message is not None and isinstance(executor, StackedExecutor):
+            with pytest.raises((WrongReturn, ClientFailure), match=message):
+                fit(OwnStage(**own))
+        else:
+            scores.append(fit(OwnStage(**own))["val/acc"])
+    assert max(scores) - min(scores) < 1e-6
+
+
 class OwnObjective(ClientModule):
     def objective(self, parameters: Any, batch: Any, context: Any) -> Tensor:
         return super().objective(parameters, batch, context) + sum(p.square().sum() for p in parameters.values())
