@@ -22,7 +22,7 @@ from fl_lightning.batches.graph_sets import ClientGraphs
 from fl_lightning.data.allocation import masks_of, user_masks_of
 from fl_lightning.data.columns import Column, numbered
 from fl_lightning.data.edge_data import EDGE_DATA
-from fl_lightning.data.preparation import Preparation, prepare_graph
+from fl_lightning.data.preparation import Preparation, check_num_nodes, prepare_graph
 
 #: What every set of graphs can be sorted by.
 TRAITS = ("size", "degree", "density", "features")
@@ -234,7 +234,8 @@ def _check_alike(graphs: Sequence[Data], title: str) -> None:
         if missing := [key for key in ("edge_index", "y") if graph.get(key) is None]:
             raise ValueError(f"{name} has no {missing[0]}: edges and a target are needed of each graph, as tensors")
         _check_tensors(graph, name)
-        if not int(graph.num_nodes or 0):
+        check_num_nodes(graph, name)
+        if not graph.num_nodes:
             raise ValueError(f"{name} has no nodes: leave it out")
         for key, of in (("x", "features of each node"), ("edge_attr", "attributes of each edge")):
             if (

@@ -283,11 +283,7 @@ def _checked_features(data: Data, name: str) -> Tensor:
             f"{name}: the features x are {x_NF.dtype} of shape {tuple(x_NF.shape)}; give a number or more for each "
             "node, shape (num_nodes, num_features): a single feature as `data.x = data.x[:, None]`."
         )
-    num_nodes = data.num_nodes
-    if not isinstance(num_nodes, int):
-        raise ValueError(f"{name}: num_nodes is a {type(num_nodes).__name__}; leave it out, x says how many there are.")
-    if len(x_NF) != num_nodes:
-        raise ValueError(f"{name}: x has {len(x_NF)} rows for {num_nodes} nodes; give a row for each node.")
+    check_num_nodes(data, name)
     x_NF = _dense(x_NF, name).float()
     if not bool(x_NF.sum().isfinite()) and not bool((finite_NF := x_NF.isfinite()).all()):  # a sum may overflow
         node, feature = (~finite_NF).nonzero()[0].tolist()
@@ -315,6 +311,22 @@ def _check_pairs(edge_index_2E: Tensor, key: str, name: str) -> None:
         raise ValueError(f"{kind} a column (source, target) for each edge, shape (2, num_edges): transpose it?")
     if edge_index_2E.is_floating_point() or edge_index_2E.is_complex() or edge_index_2E.dtype == torch.bool:
         raise ValueError(f"{kind} numbers of nodes: `data.{key} = data.{key}.long()`.")
+
+
+def check_num_nodes(data: Data, name: str) -> None:
+    """Refuse a graph whose number of nodes, given or by its tensors, is none.
+
+    Raises:
+        ValueError: It is no number, negative, or not that of the rows of ``x``.
+    """
+    num_nodes, x_NF = data.num_nodes, data.get("x")
+    if not isinstance(num_nodes, int):
+        kind = type(data.get("num_nodes")).__name__
+        raise ValueError(f"{name}: num_nodes is a {kind}; leave it out, x says how many there are.")
+    if x_NF is not None and len(x_NF) != num_nodes:
+        raise ValueError(f"{name}: x has {len(x_NF)} rows for {num_nodes} nodes; give a row for each node.")
+    if num_nodes < 0:
+        raise ValueError(f"{name}: num_nodes is {num_nodes}; give the number of its nodes.")
 
 
 def checked_edges(edge_index_2E: Any, num_nodes: int, name: str, key: str = "edge_index") -> Tensor:

@@ -320,6 +320,13 @@ def test_sets_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         ManyGraphSets([InMemoryGraphSet(paths())], names=["a", "b"])
 
 
+def numbered(num_nodes: Any, *, bare: bool = False) -> Data:
+    """A path of three nodes that says to have another number of them."""
+    graph = path_of(3, 1, bare=bare)
+    graph.num_nodes = num_nodes
+    return graph
+
+
 @pytest.mark.parametrize(
     ("graphs", "message"),
     [
@@ -330,6 +337,9 @@ def test_sets_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         ([path_of(3, 0, bare=True), path_of(3, 1)], "graph 0 has no x, but graph 1 has"),
         ([path_of(3, 0), path_of(3, [1, 0])], "graph 1 has 2 targets, the first 1"),
         ([path_of(3, 0), path_of(0, 1)], "graph 1 has no nodes"),
+        ([path_of(3, 0), numbered(-1)], "graph 1: x has 3 rows for -1 nodes"),
+        ([path_of(3, 0), numbered("3")], "graph 1: num_nodes is a str; leave it out"),
+        ([path_of(3, 0, bare=True), numbered(-1, bare=True)], "graph 1: num_nodes is -1"),
         (
             [path_of(3, 0), Data(x=torch.ones(3, 1), edge_index=torch.tensor([[0], [3]]), y=torch.tensor([1]))],
             r"graph 1: edge 0 joins nodes \[0, 3\]",
