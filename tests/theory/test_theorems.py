@@ -17,6 +17,34 @@ def theory() -> Any:
 # ---------------------------------------------------------------- Panacea
 
 
+@pytest.mark.parametrize("edge_probability", [0.0, 0.2, 0.4])
+def test_panacea_iii_1_with_an_invertible_graph_the_optimum_is_that_of_pfedhn(
+    theory: Any, edge_probability: float
+) -> None:
+    g = theory.aggregation(theory.client_graph(20, edge_probability), 1)
+    assert torch.linalg.matrix_rank(g) == 20
+    models = theory.normal(10, 20, generator=theory.random_generator(3))
+    truncation = theory.truncation_risk(models, 4)
+    assert 0.1 < truncation < 0.9
+    assert theory.least_risk(models, g, 4) == pytest.approx(truncation, rel=1e-6)
+
+
+def test_panacea_iii_1_needs_its_condition(theory: Any) -> None:
+    """Two clients with the same neighbors have one model, so that the optimum is out of reach."""
+    graph = theory.client_graph(20, 0.4)
+    graph[1] = graph[0]
+    graph[:, 1] = graph[:, 0]
+    graph[0, 1] = graph[1, 0] = 1
+    graph.fill_diagonal_(0)
+    g = theory.aggregation(graph, 1)
+    torch.testing.assert_close(g[:, 0], g[:, 1])
+    models = theory.normal(10, 20, generator=theory.random_generator(3))
+    projected = models @ torch.linalg.pinv(g) @ g
+    best = (models - projected).square().sum() + theory.truncation_risk(projected, 4) * projected.square().sum()
+    assert theory.least_risk(models, g, 4) == pytest.approx(float(best / models.square().sum()), rel=1e-6)
+    assert theory.least_risk(models, g, 4) > 1.01 * theory.truncation_risk(models, 4)
+
+
 def test_panacea_iii_2_without_a_graph_the_risk_is_that_of_the_lost_clients(theory: Any) -> None:
     nobody = torch.zeros(20, 20)
     g = theory.aggregation(nobody, 3)
