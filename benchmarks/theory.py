@@ -2,9 +2,10 @@
 
     .venv/bin/python benchmarks/theory.py
 
-Panacea's Theorem III.1 by alternating least squares, III.2 and III.3 by Monte Carlo, Sheaf-FMTL's Theorem 1 by gradient descent on a small problem,
-FedAux's Theorems 3.1 and 3.2 on drawn embeddings. Nothing is trained on data; it takes seconds. Writes
-benchmarks/results/theory_*.md and docs/pictures/theory_*.png. The same functions are tested in tests/theory.
+Panacea's Theorem III.1 by alternating least squares, III.2 and III.3 by Monte Carlo, Sheaf-FMTL's Theorem 1 by
+gradient descent on a small problem, FedAux's Theorems 3.1 and 3.2 on drawn embeddings. Nothing is trained on data; it
+takes seconds. Writes benchmarks/results/theory_*.md and docs/pictures/theory_*.png. The same functions are tested in
+tests/theory.
 
 Shape legend: N clients (in FedAux nodes), D parameters (channels), K channels of embeddings, M attacked clients, E
 edges.
