@@ -1,5 +1,6 @@
 """Own code of clients and of strategies: what leaves the other out is told, what a stack gets wrong, refused."""
 
+import copy
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -102,18 +103,16 @@ def refuse_own_parameters(
     Raises:
         WrongReturn: A function computes something else if the client's own parameters are others.
     """
-    is_training, moved = client.training, with_other_parameters(client)
+    twins = copy.deepcopy(client), with_other_parameters(client)  # a user's code may change the client
     for name, function in functions.items():
         results = []
-        for each in (client, moved):
-            each.train(name == "objective")
+        for twin in twins:
+            twin.train(name == "objective")
             try:
                 with torch.no_grad(), drawn_from(batch.key):
-                    results.append(_tensors(function(each, parameters, batch, context)))
+                    results.append(_tensors(function(twin, parameters, batch, context)))
             except Exception:  # it occurs once more, and is reported then
                 break
-            finally:
-                each.train(is_training)
         if len(results) == 2 and not all(equal(tensor, results[1][part]) for part, tensor in results[0].items()):
             raise WrongReturn(
                 function,
