@@ -6,6 +6,7 @@ blindness (after Okabe and Ito, "Color Universal Design", 2008) and have a contr
 text has 4.5.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from zlib import crc32
@@ -58,13 +59,13 @@ def dash(index: int) -> str:
 def orders(labels: Sequence[str]) -> list[int]:
     """The series of each configuration, which follows from its method: the same in all pictures of all pages.
 
-    Where two configurations would have the same, the later one has the next that is free.
+    Where two configurations would have the same, the later one has the next color and the next dash that are free.
 
     Example:
         >>> orders(["Local", "FedAvg"]), orders(["FedAvg, lr 0.1", "FedAvg, lr 0.2", "SCAFFOLD"])
-        ([7, 0], [0, 2, 1])
+        ([7, 0], [0, 9, 1])
     """
-    number_of = max(NUM_SERIES * len(_DASHES), len(labels))
+    number_of = NUM_SERIES * max(len(_DASHES), math.ceil(len(labels) / NUM_SERIES))
     methods = {label: label.partition(",")[0] for label in labels}
     first = {label: _METHODS.index(name) for label, name in methods.items() if name in _METHODS}
     taken: dict[int, str] = {}
@@ -74,8 +75,8 @@ def orders(labels: Sequence[str]) -> list[int]:
         if label in taken.values():
             continue
         order = first.get(label, crc32(methods[label].encode()) % number_of)
-        while order in taken:
-            order = (order + 1) % number_of
+        places = ((order + step * count) % number_of for step in (NUM_SERIES + 1, 1) for count in range(number_of))
+        order = next(place for place in places if place not in taken)
         taken[order] = label
     place = {label: order for order, label in taken.items()}
     return [place[label] for label in labels]

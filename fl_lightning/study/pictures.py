@@ -22,6 +22,8 @@ from fl_lightning.study.statistics import average_ranks, case_means, nemenyi
 from fl_lightning.study.table import by_round
 
 _WIDTH, _HEIGHT = 4.6, 3.8
+#: Width of a legend for which there is room beside the panels, in inches; a wider one widens the picture.
+_LEGEND = 1.3
 #: Least space between the labels of two ticks, in pixels.
 _GAP = 3
 _MARKERS = "os^Dv<>Pp*Xh"
@@ -177,7 +179,13 @@ def _finish(figure: Figure, all_axes: list[Axes], y_labels: list[str]) -> Figure
         entries |= {str(label): handle for label, handle in zip(labels, handles, strict=True)}
     for axes, y_label in zip(all_axes, y_labels, strict=False):
         axes.set_ylabel(y_label)
-    figure.legend(list(entries.values()), list(entries), loc="outside right upper", frameon=False, fontsize="small")
+    legend = figure.legend(
+        list(entries.values()), list(entries), loc="outside right upper", frameon=False, fontsize="small"
+    )
+    width = figure.get_figwidth()
+    figure.set_figwidth(10 * width)  # until it is drawn, it is not known how wide the legend is
+    figure.draw_without_rendering()
+    figure.set_figwidth(width + max(legend.get_window_extent().width / figure.dpi - _LEGEND, 0.0))
     return figure
 
 

@@ -17,7 +17,7 @@ from fl_lightning import command_line, extras
 from fl_lightning.study import messages
 from fl_lightning.study.command import main
 from fl_lightning.study.definition import Study
-from fl_lightning.study.pictures import _curves, _dress, _panels, _without_overlap
+from fl_lightning.study.pictures import _curves, _dress, _finish, _panels, _without_overlap
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.report import _shown, write_report
 from fl_lightning.study.runner import Runner, Tally
@@ -127,6 +127,17 @@ def test_curves_have_panels_for_cases_with_their_metric_alone(make_study: Callab
     assert [axes.get_title(loc="left") for axes in shown] == ["1 rounds", "3 rounds"]
     assert all(len(axes.lines) == len(METHODS) for axes in shown)
     assert _curves(progress, tidy(progress), Picture(kind="curves", metric="test/mse")) is None
+
+
+def test_a_long_legend_does_not_squeeze_the_panels() -> None:
+    widths = []
+    for name in ("FedAvg", "a configuration whose name takes more room than a panel of the picture has"):
+        figure, [axes] = _panels(1, share_y=False)
+        axes.plot([0, 4], [0, 1], label=name)
+        _finish(figure, [axes], ["test"])
+        figure.draw_without_rendering()
+        widths.append(axes.get_window_extent().width)
+    assert widths[1] > 0.8 * widths[0]
 
 
 def test_labels_of_ticks_do_not_run_into_each_other() -> None:
