@@ -188,7 +188,7 @@ def test_a_section_of_a_study_without_a_report_says_so(tmp_path: Path, monkeypat
     assert not (tmp_path / "done").exists()
 
 
-@pytest.mark.parametrize("name", ["graph_gains", "reproduction"])
+@pytest.mark.parametrize("name", ["graph_gains", "reproduction", "similarity_signals"])
 def test_tables_of_committed_runs_are_up_to_date(name: str) -> None:
     """If one is not: ``python benchmarks/<name>.py``."""
     module = script(f"benchmarks/{name}.py")
