@@ -10,7 +10,8 @@ Networks", TPAMI 2021).
 The paper does not say whether h is read before or after the last ReLU: after it, all embeddings lie in one orthant and
 their scores differ little, so ``kernel_reads`` is ``embedding`` (before) by default. Only the smoothed half of the
 MLP's input depends on this; the other half has passed ReLU and dropout as in a GCN. A hidden layer in the MLP
-(``head_layers=2``) overfits on small clients, so the default is a linear layer.
+(``head_layers=2``) overfits on small clients, so the default is a linear layer. The released code scores and smooths h
+after ReLU and dropout; here dropout comes after the smoothing (``drop_smoothed``).
 
 Shape legend: N nodes, F features, D hidden channels.
 """

@@ -52,7 +52,7 @@ class PFedHN(Hypernetwork):
     Args:
         embedding_channels: Width of the clients' embeddings.
         embedding_scale: Standard deviation of the initial embeddings. The smaller it is, the more is learned for all
-            clients in common, and the nearer unseen clients are to that.
+            clients in common, and the nearer unseen clients are to that (which does not change their accuracy).
         hidden_channels: Width of all layers between embedding and head.
         num_encoder_layers: Layers of the encoder, each linear and ReLU; 0 for none.
         num_layers: Layers of the MLP after it, including the head; at least 1.
