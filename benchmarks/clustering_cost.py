@@ -2,12 +2,13 @@
 
     .venv/bin/python benchmarks/clustering_cost.py
 
-The models are those of configs/papers/fedaux_cora.yaml (a masked GCN of width 256 on Cora's 1,433 features). FedAux has
-the cosines of vectors of 256 numbers. FED-PUB runs a proxy graph of 500 nodes through every model first; here clients do
-that, in the released code the server. GCFL cuts the graph of the updates' cosines in two by Stoer and Wagner's
-algorithm, GCFL+ that of the distances between series of five lengths. Vectors, models and updates are drawn at random, as
-only their shapes matter. Seconds are of the CPU, with one thread, the median of five; memory is what the process needs in
-addition at its peak. Every case has a process of its own. Writes benchmarks/results/clustering_cost.md.
+The models are those of configs/papers/fedaux_cora.yaml (a masked GCN of width 256 on Cora's 1,433 features). FedAux
+has the cosines of vectors of 256 numbers. FED-PUB runs a proxy graph of 500 nodes through every model first; here
+clients do that, in the released code the server. GCFL cuts the graph of the updates' cosines in two by Stoer and
+Wagner's algorithm, GCFL+ that of the distances between series of five lengths. Vectors, models and updates are drawn
+at random, as only their shapes matter. Seconds are of the CPU, with one thread, the median of five; memory is what
+the process needs in addition at its peak. Every case has a process of its own. Writes
+benchmarks/results/clustering_cost.md.
 """
 
 import argparse
@@ -101,8 +102,8 @@ def main() -> None:
         print(json.dumps(measure(options.case[0], int(options.case[1]))))
         return
     lines = [
-        "Written by `benchmarks/clustering_cost.py`: milliseconds of the CPU to find the similar clients, and in brackets "
-        "the MiB that this needs.\n",
+        "Written by `benchmarks/clustering_cost.py`: milliseconds of the CPU to find the similar clients, and in "
+        "brackets the MiB that this needs.\n",
         f"| method | {' | '.join(f'{number} clients' for number in CLIENTS)} |",
         f"|---|{'---|' * len(CLIENTS)}",
     ]

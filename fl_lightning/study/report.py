@@ -208,14 +208,15 @@ def _markdown(shown: pd.DataFrame) -> str:
 
 
 def _papers(progress: Progress, table: pd.DataFrame) -> str:
-    rows = []
+    """Methods by cases: ours, and in brackets what is printed."""
+    cells: dict[str, dict[str, str]] = {}
     for case, settings in progress.study.cases.items():
         for method, printed in settings.paper.items():
             result = table[(table["case"] == case) & (table["method"] == method)]["test"].dropna()
             scale = scale_in(table[table["case"] == case]) if len(result) else 100.0
-            ours = f"{scale * result.mean():.1f}" if len(result) else ""
-            rows.append({"method": method, "case": case, "ours": ours, "printed": printed})
-    return markdown(pd.DataFrame(rows).set_index("method"), "method")
+            ours = f"{scale * result.mean():.1f} " if len(result) else ""
+            cells.setdefault(case, {})[method] = f"{ours}({printed})"
+    return "Ours, and in brackets what is printed.\n\n" + markdown(pd.DataFrame(cells).fillna(""), "method")
 
 
 def _comparisons(comparisons: pd.DataFrame) -> str:

@@ -99,7 +99,7 @@ def test_report(progress: Progress) -> None:
     assert "| FedAvg | 83.0 ± 1.6 ▲ |" in text
     assert "▼" in text
     assert "(best simple)" in text
-    assert "| FedAvg | 1 rounds | 83.0 | 83.49 |" in text
+    assert "| method | 1 rounds | 2 rounds | 3 rounds |\n|---|---|---|---|\n| FedAvg | 83.0 (83.49) | 84.0 (" in text
     assert "| FedAvg | 3 | +9.9 | 3 | 0 | 0 | 0 |" in text
     assert "## Average ranks" in text
     assert "| Local |  | 0/0/3 | 3/0/0 |" in text

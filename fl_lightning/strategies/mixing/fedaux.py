@@ -4,9 +4,9 @@ Zhuo et al.: "Personalized Subgraph Federated Learning with Differentiable Auxil
 ``models/projection_gcn.py`` (eqs. 1 to 6); the server mixes θ_i <- Σ_j W_ij θ_j with
 W_ij = exp(τ cos(a_i, a_j)) / Σ_k exp(τ cos(a_i, a_k)) (eqs. 7 and 8), τ = 10.
 
-The paper's text leaves open the optimizer, its rate and weight decay (here Adam with 0.01 and none), whether h is read before
-or after the last ReLU, how deep the "simple MLP classifier" is (here one linear layer, as in the released code, where
-it has a mask, too), and the weight of FED-PUB's penalty on the masks (here 0).
+The paper's text leaves open the optimizer, its rate and weight decay (here Adam with 0.01 and none), whether h is
+read before or after the last ReLU, how deep the "simple MLP classifier" is (here one linear layer, as in the released
+code, where it has a mask, too), and the weight of FED-PUB's penalty on the masks (here 0).
 
 As printed, the APVs start alike, turn slowly and are averaged every round, so they stay aligned (cosines above 0.99)
 and mixing is uniform. :class:`~fl_lightning.strategies.LocalAux` is this project's variant in which they do not.
