@@ -1,4 +1,4 @@
-"""Which tables and figures of the four papers are reproduced: the table of docs/results/reproduction.md.
+"""Which tables and figures of the four papers are reproduced: the tables of docs/results/reproduction.md.
 
     .venv/bin/python benchmarks/reproduction.py
 
@@ -56,8 +56,8 @@ def verdict(metric: str, printed: float, ours: list[float], failed: int = 0) -> 
     return "reproduced" if worse <= max(spread, 0.01 * printed) else "not reproduced"
 
 
-def row(entry: dict[str, str]) -> str:
-    """A line of the table."""
+def judged(entry: dict[str, str]) -> tuple[str, str]:
+    """Our result, empty without runs, and the verdict."""
     found, ours = entry["verdict"], ""
     if entry["study"]:
         values, failed = results(entry["study"], entry["method"], entry["case"], entry["metric"])
@@ -67,15 +67,26 @@ def row(entry: dict[str, str]) -> str:
             ours = f"{statistics.mean(values):.1f}{spread}"
     if found not in VERDICTS:
         raise ValueError(f"{LIST}: {found!r} is no verdict: give one of {', '.join(VERDICTS)}")
-    reason = entry["reason"] or f"studies/{entry['study']}.yaml"
-    cells = (entry["paper"], entry["item"], entry["case"], entry["printed"], ours, found, reason)
-    return "| " + " | ".join(cells) + " |"
+    return ours, found
 
 
 def text() -> str:
-    """The table."""
-    head = ["| paper | item | what | printed | ours | verdict | reason, or where |", "|---|---|---|---|---|---|---|"]
-    return "\n".join([*head, *map(row, entries()), ""])
+    """A table of the verdicts, and one of each paper."""
+    papers: dict[str, list[dict[str, str]]] = {}
+    for entry in entries():
+        papers.setdefault(entry["paper"], []).append(entry)
+    lines, counts = [], [f"| paper | {' | '.join(VERDICTS)} |", f"|---|{'---|' * len(VERDICTS)}"]
+    for paper, of_paper in papers.items():
+        lines += ["", f"**{paper}**", "", "| item | what | printed | ours | verdict | reason, or where |"]
+        lines += ["|---|---|---|---|---|---|"]
+        verdicts = []
+        for entry in of_paper:
+            ours, found = judged(entry)
+            reason = entry["reason"] or f"studies/{entry['study']}.yaml"
+            lines.append(f"| {' | '.join((entry['item'], entry['case'], entry['printed'], ours, found, reason))} |")
+            verdicts.append(found)
+        counts.append(f"| {paper} | {' | '.join(str(verdicts.count(each)) for each in VERDICTS)} |")
+    return "\n".join([*counts, *lines, ""])
 
 
 if __name__ == "__main__":
