@@ -113,7 +113,8 @@ def main() -> None:
             command = [sys.executable, __file__, "--case", method, str(number)]
             done = subprocess.run(command, check=True, capture_output=True, text=True)
             result = json.loads(done.stdout.splitlines()[-1])
-            cells.append(f"{result['ms']:.2g} ({result['mib']:.0f})")
+            ms = float(f"{result['ms']:.2g}")
+            cells.append(f"{ms:g} ({result['mib']:.0f})")
         lines.append(f"| {method} | {' | '.join(cells)} |")
     RESULT.write_text("\n".join(lines) + "\n")
 
