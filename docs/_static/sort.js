@@ -8,7 +8,8 @@ document.addEventListener("DOMContentLoaded", () => {
   const value = row => { const text = row.textContent.trim(); const number = parseFloat(text.replace(/,/g, "").replace("−", "-")); return [Number.isNaN(number), number, text]; };
   const compare = (a, b) => a[0] !== b[0] ? a[0] - b[0] : a[0] ? a[2].localeCompare(b[2]) : b[1] - a[1];
   const isOfResults = rows => [...rows[0].cells].slice(1).every((_, column) => rows.filter(row => isNumber(row.cells[column + 1])).length > rows.length / 2);
-  document.querySelectorAll("article td").forEach(cell => { if (isNumber(cell)) cell.style.whiteSpace = "nowrap"; });
+  const LONGEST_NUMBER = 40;  // "81.3 ± 1.6 ↗ ⊣ (best simple)"; longer is a sentence that begins with a number
+  document.querySelectorAll("article td").forEach(cell => { if (isNumber(cell) && cell.textContent.trim().length <= LONGEST_NUMBER) cell.style.whiteSpace = "nowrap"; });
   document.querySelectorAll("article table").forEach(table => {
     let isFolded = false;
     const fold = () => [...table.tBodies[0].rows].forEach((row, place) => { row.hidden = isFolded && place >= OPEN_ROWS; });
