@@ -35,11 +35,13 @@ os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # of pyte
 TEMPORARY = Path(tempfile.mkdtemp(prefix="fl-tests-", dir=os.environ["PYTEST_DEBUG_TEMPROOT"]))  # short: for sockets
 os.environ["TMPDIR"], tempfile.tempdir = str(TEMPORARY), None
 
-#: What libraries leave there: modules that PyG generates, torchrun's logs, the compiler's cache, W&B's media, MPI's.
+#: What libraries leave there: modules that PyG generates, with their bytecode, torchrun's logs, the compiler's cache,
+#: W&B's media, MPI's.
 LEFT_BY_LIBRARIES = (
     "_propagate_",
     "_edge_updater_",
     "_Sequential_",
+    "__pycache__",
     "torchelastic_",
     "torchinductor_",
     "pymp-",
