@@ -1,20 +1,17 @@
 """Own code of clients and of strategies: what leaves the other out is told, what a stack gets wrong, refused."""
 
-import copy
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fl_lightning.batches.base import Batch
 from fl_lightning.executors.failure import WrongReturn
 from fl_lightning.executors.hooks import overridden
-from fl_lightning.executors.own_draws import drawn_from
-from fl_lightning.executors.trial import equal, with_other_parameters
+from fl_lightning.executors.trial import reads_own_parameters
 from fl_lightning.models.output import NetOutput
 from fl_lightning.round.client import ClientModule, OutputRule
 from fl_lightning.round.context import Context, Parameters
@@ -103,17 +100,16 @@ def refuse_own_parameters(
     Raises:
         WrongReturn: A function computes something else if the client's own parameters are others.
     """
-    twins = copy.deepcopy(client), with_other_parameters(client)  # a user's code may change the client
     for name, function in functions.items():
-        results = []
-        for twin in twins:
-            twin.train(name == "objective")
-            try:
-                with torch.no_grad(), drawn_from(batch.key):
-                    results.append(_tensors(function(twin, parameters, batch, context)))
-            except Exception:  # it occurs once more, and is reported then
-                break
-        if len(results) == 2 and not all(equal(tensor, results[1][part]) for part, tensor in results[0].items()):
+
+        def compute(twin: ClientModule, name: str = name, function: Any = function) -> dict[str, Tensor]:
+            return _tensors(function(twin.train(name == "objective"), parameters, batch, context))
+
+        try:
+            reads = reads_own_parameters(client, compute, batch.key)
+        except Exception:  # it occurs once more, and is reported then
+            continue
+        if reads:
             raise WrongReturn(
                 function,
                 "a result of client.net or client.parameters(), which are no client's where all are trained at once",

@@ -368,18 +368,19 @@ class StackedExecutor(StackedClients):
             name: received[name].to(initial) if name in received else values[name]
             for name, initial in self.initial.items()
         }
-        tuning, knowledge = evaluation.tuning, Knowledge()
+        tuning, rule, knowledge = evaluation.tuning, evaluation.output, Knowledge()
         if self.client.privacy is not None:
             check_tuning(tuning, "this run")
-        if tuning is not None or evaluation.output is not None:
-            knowledge = self._knowledge(clients, evaluation.payload, parameters, self.grouping.batch(clients))
+        if tuning is not None or rule is not None:
+            batch = self.grouping.batch(clients)
+            knowledge = self._knowledge(clients, evaluation.payload, parameters, batch)
         if tuning is not None:
             steps = [self.num_steps(tuning, client, 1.0) for client in clients]
             copies = ClientStack(self.client, clients, {name: tensor.clone() for name, tensor in parameters.items()})
             training = GroupTraining(
                 self.client,
                 tuning,
-                self.grouping.batch(clients),
+                batch,
                 knowledge,
                 takes_stacks=self.takes_stacks,
                 blame=False,
@@ -389,7 +390,8 @@ class StackedExecutor(StackedClients):
                 part = copies.part(range(len(clients)), steps, optimizer=tuning.optimizer)
                 parameters = training.run(part, keys, self.fabric.autocast)
         self.client.eval()
-        if (rule := evaluation.output) is not None:
-            batch, ragged = self.grouping.batch(clients), self._ragged(evaluation.payload)
-            self._try_own("evaluation", {"output": rule}, parameters, batch, knowledge, ragged)
+        if rule is not None:
+            what = f"evaluation by {getattr(rule, '__qualname__', type(rule).__qualname__)}"
+            ragged = self._ragged(evaluation.payload)
+            self._try_own(what, {"output": rule}, parameters, batch, knowledge, ragged)
         return parameters, knowledge

@@ -8,7 +8,7 @@ tensor, nor PyTorch's random numbers. What it supports may still count padding: 
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fl_lightning.batches.base import Batch, Collator, single
 from fl_lightning.executors.failure import check_count, check_loss, check_scores, check_tensors
 from fl_lightning.executors.hooks import overridden
+from fl_lightning.executors.own_draws import drawn_from
 from fl_lightning.executors.time_limit import within
 from fl_lightning.models.batch_norm import TOO_FEW, TORCH_NORMS, BatchNorm, refuse_one, statistics_of
 from fl_lightning.models.plain import PlainNet
@@ -98,6 +99,24 @@ def with_other_parameters(client: ClientModule) -> ClientModule:
         for parameter in moved.net.parameters():
             parameter.add_(1)
     return moved
+
+
+def reads_own_parameters(
+    client: ClientModule, compute: Callable[[ClientModule], Mapping[str, Tensor]], key: Tensor
+) -> bool:
+    """Whether what is computed with a client changes if its own parameters do, and what it is given does not.
+
+    Args:
+        client: The client; copies of it compute, as a user's code may change it.
+        compute: What is computed, tensors by name.
+        key: Of the random draws, the same for both.
+    """
+    results = []
+    for twin in (copy.deepcopy(client), with_other_parameters(client)):
+        with torch.no_grad(), drawn_from(key):
+            results.append(compute(twin))
+    one, other = results
+    return one.keys() != other.keys() or not all(equal(value, other[name]) for name, value in one.items())
 
 
 def check_buffers(client: ClientModule, collator: Collator, first: int, time_limit: float | None) -> None:

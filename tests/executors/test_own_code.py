@@ -316,20 +316,27 @@ def logits_of_own_net(client: Any, parameters: Any, batch: Any, context: Any) ->
     return NetOutput(*(2 * part for part in client.output(client.parameter_dict(), batch)))
 
 
-class OwnStage(FedAvg):
-    """A strategy whose stage has functions of a user's."""
+def logits_of_given(client: Any, parameters: Any, batch: Any, context: Any) -> NetOutput:
+    return NetOutput(*(2 * part for part in client.output(parameters, batch)))
 
-    def __init__(self, *, objective: Any = None, client_output: Any = None, rule: Any = None) -> None:
+
+class OwnStage(FedAvg):
+    """A strategy whose stage and evaluations have functions of a user's."""
+
+    def __init__(
+        self, *, objective: Any = None, client_output: Any = None, rule: Any = None, other: Any = None
+    ) -> None:
         super().__init__(num_epochs=1)
         self.own = {"objective": objective, "client_outputs": {"own": client_output} if client_output else {}}
-        self.rule = rule
+        self.rules = {"": rule, "other": other}
 
     def stages(self, round_idx: int) -> Any:
         (stage,) = super().stages(round_idx)
         return [dataclasses.replace(stage, **self.own)]
 
     def evaluations(self, clients: Any) -> Any:
-        return {"": dataclasses.replace(super().evaluations(clients)[""], output=self.rule)}
+        whole = super().evaluations(clients)[""]
+        return {prefix: dataclasses.replace(whole, output=rule) for prefix, rule in self.rules.items()}
 
 
 @pytest.mark.parametrize(
@@ -338,6 +345,7 @@ class OwnStage(FedAvg):
         ({"objective": of_own_net}, "of_own_net returned a result of client.net or client.parameters"),
         ({"client_output": of_own_net}, "of_own_net returned a result of client.net"),
         ({"rule": logits_of_own_net}, "logits_of_own_net returned a result of client.net"),
+        ({"rule": logits_of_given, "other": logits_of_own_net}, "logits_of_own_net returned a result of client.net"),
         ({"objective": of_given, "client_output": of_given}, None),
         ({"objective": functools.partial(of_given)}, None),
     ],
