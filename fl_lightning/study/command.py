@@ -44,13 +44,12 @@ from fl_lightning.terminal import PlainTable, plain_text
 
 _DESCRIPTION = """Run methods × cases × seeds with equal tuning, in parallel; nothing is trained twice.
 
-  fl-train study run    studies/leaderboard_a.yaml          train the missing runs
-  fl-train study status studies/leaderboard_a.yaml          what is done, failed, stale, missing
-  fl-train study table  studies/leaderboard_a.yaml          the leaderboard, in the terminal or as Markdown
-  fl-train study report studies/leaderboard_a.yaml          write tables, tests and pictures (report.md) beside the
-  results fl-train study check  studies/leaderboard_a.yaml          whether the code still reproduces its metrics
-  fl-train study sweep  studies/leaderboard_a.yaml > sweep.yaml && wandb sweep sweep.yaml     let W&B agents execute
-  runs
+  fl-train study run studies/leaderboard_a.yaml       train the missing runs
+  fl-train study report studies/leaderboard_a.yaml    write tables, tests and pictures
+
+Let W&B agents execute the runs:
+
+  fl-train study sweep studies/leaderboard_a.yaml > sweep.yaml && wandb sweep sweep.yaml
 """
 
 
