@@ -1,11 +1,13 @@
 """Own code of clients and of strategies: what leaves the other out is told, what a stack gets wrong, refused."""
 
+import copy
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fl_lightning.batches.base import Batch
@@ -13,9 +15,10 @@ from fl_lightning.executors.failure import WrongReturn
 from fl_lightning.executors.hooks import overridden
 from fl_lightning.executors.trial import reads_own_parameters
 from fl_lightning.models.output import NetOutput
-from fl_lightning.round.client import ClientModule, OutputRule
+from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
-from fl_lightning.round.stage import ClientOutput, Stage
+from fl_lightning.round.program import Change
+from fl_lightning.round.stage import Stage
 
 
 @contextmanager
@@ -81,29 +84,52 @@ def watched_objective(client: ClientModule, stage: Stage, said: set[tuple[str, s
     return dataclasses.replace(stage, objective=watched)
 
 
+def functions_of(stage: Stage) -> list[tuple[str, Callable[..., Any]]]:
+    """What a stage computes with a client, (kind, function)."""
+    training = [("objective", stage.objective), ("step", stage.program.step)]
+    outputs = [*stage.client_outputs.values(), *stage.client_state.values()]
+    return [(kind, function) for kind, function in training if function] + [("output", each) for each in outputs]
+
+
+def with_parameters(client: ClientModule, parameters: Parameters) -> ClientModule:
+    """A copy of a client with other parameters of its own."""
+    copied = copy.deepcopy(client)
+    with torch.no_grad():
+        for name, parameter in copied.net.named_parameters():
+            parameter.copy_(parameters[name])
+    return copied
+
+
 def refuse_own_parameters(
     client: ClientModule,
-    functions: Mapping[str, ClientOutput | OutputRule],
+    functions: Iterable[tuple[str, Callable[..., Any]]],
     parameters: Parameters,
     batch: Batch,
     context: Context,
+    trained: Sequence[str] = (),
 ) -> None:
     """Refuse functions of a strategy that compute from the client's own parameters: a stack's are not those.
 
     Args:
         client: The client.
-        functions: Functions of (client, parameters, batch, context) by name; an ``objective`` trains.
+        functions: Functions of (client, parameters, batch, context), (kind, function); an ``objective`` trains, as does
+            the ``step`` of a program, which is also given gradients.
         parameters: Parameters of one client.
         batch: Its data.
         context: What it knows.
+        trained: Names of the parameters that have gradients.
 
     Raises:
         WrongReturn: A function computes something else if the client's own parameters are others.
     """
-    for name, function in functions.items():
+    gradients = {name: parameters[name] for name in trained}  # of their shapes: what is compared has the same ones
+    shown = None if client.privacy is not None else batch
+    for kind, function in functions:
 
-        def compute(twin: ClientModule, name: str = name, function: Any = function) -> dict[str, Tensor]:
-            return _tensors(function(twin.train(name == "objective"), parameters, batch, context))
+        def compute(twin: ClientModule, kind: str = kind, function: Any = function) -> dict[str, Tensor]:
+            if kind == "step":
+                return _tensors(function(twin.train(), parameters, gradients, shown, context))
+            return _tensors(function(twin.train(kind == "objective"), parameters, batch, context))
 
         try:
             reads = reads_own_parameters(client, compute, batch.key)
@@ -118,8 +144,11 @@ def refuse_own_parameters(
             )
 
 
-def _tensors(result: Tensor | Mapping[str, Tensor] | NetOutput) -> dict[str, Tensor]:
+def _tensors(result: Tensor | Mapping[str, Tensor] | NetOutput | Change) -> dict[str, Tensor]:
     """What a function has returned, by name."""
+    if isinstance(result, Change):
+        kinds = {**result.values(), "gradients": dict(result.gradients or {})}
+        return {f"{kind}/{name}": tensor for kind, each in kinds.items() for name, tensor in each.items()}
     if isinstance(result, NetOutput):
         return {"logits": result.logits}
     return {"": result} if isinstance(result, Tensor) else dict(result)

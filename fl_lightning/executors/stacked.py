@@ -20,7 +20,7 @@ from fl_lightning.executors.failure import failure_of
 from fl_lightning.executors.group import GroupTraining, Knowledge, context_of, takes_stacks
 from fl_lightning.executors.grouping import Groups
 from fl_lightning.executors.hand_over import handed_over, handed_over_after_trial, why_one_by_one
-from fl_lightning.executors.own_terms import watched_objective
+from fl_lightning.executors.own_terms import functions_of, watched_objective, with_parameters
 from fl_lightning.executors.private import SPENT, check_private_stage
 from fl_lightning.executors.stack import ClientStack
 from fl_lightning.executors.stacked_clients import StackedClients
@@ -187,8 +187,8 @@ class StackedExecutor(StackedClients):
             client_state[SPENT], training.together.failures = self._spend(client_state[SPENT], clients, request)
         keys = self.keys(request.address.round_idx, stage.name, clients, max(num_steps, default=0))
         rates = self.lr_schedule.at(request.address.scheduled_round)
-        functions = {"objective": stage.objective, **stage.client_outputs, **stage.client_state}
-        self._try_own(f"stage {stage.name!r}", functions, start, batch, training.knowledge, training.ragged)
+        what = f"stage {stage.name!r}"
+        self._try_own(what, functions_of(stage), start, batch, training.knowledge, training.ragged, stage.trains)
         with self._client_in_training():
             trained = training.run(stack.part(positions, num_steps, rates, stage.optimizer), keys, self.fabric.autocast)
             training.part.store(stack)
@@ -295,9 +295,8 @@ class StackedExecutor(StackedClients):
             with torch.no_grad():
                 try:
                     with within(self.time_limit):
-                        client_data[client] = rewrite(
-                            self.client, parameters, self.collator.client_data(client), context_of(known)
-                        )
+                        own, old = with_parameters(self.client, parameters), self.collator.client_data(client)
+                        client_data[client] = rewrite(own, parameters, old, context_of(known))
                 except Exception as error:  # as in training
                     training.together.failures.setdefault(row, failure_of(error))
         return client_data
@@ -393,5 +392,5 @@ class StackedExecutor(StackedClients):
         if rule is not None:
             what = f"evaluation by {getattr(rule, '__qualname__', type(rule).__qualname__)}"
             ragged = self._ragged(evaluation.payload)
-            self._try_own(what, {"output": rule}, parameters, batch, knowledge, ragged)
+            self._try_own(what, [("output", rule)], parameters, batch, knowledge, ragged)
         return parameters, knowledge

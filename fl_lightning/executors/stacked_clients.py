@@ -3,7 +3,7 @@
 The stack is kept from round to round as long as the same clients take part, so that nothing is copied.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -102,14 +102,15 @@ class StackedClients(InProcessExecutor):
     def _try_own(
         self,
         what: str,
-        functions: Mapping[str, Any],
+        functions: Iterable[tuple[str, Callable[..., Any]]],
         parameters: Parameters,
         batch: Batch,
         knowledge: Knowledge,
         ragged: Collection[str],
+        trains: Callable[[str], bool] = bool,
     ) -> None:
         """Try a user's functions, once and on one client, whether they compute from what they are given."""
-        own = {name: function for name, function in functions.items() if function and not is_ours(function)}
+        own = [(kind, function) for kind, function in functions if not is_ours(function)]
         if not own or (what, "parameters") in self.said:
             return
         batch = single(batch.select(torch.zeros(1, dtype=torch.int64, device=self.fabric.device)))
@@ -119,7 +120,8 @@ class StackedClients(InProcessExecutor):
             for kind, tensors in knowledge.items()
         }
         first = {name: tensor[0] for name, tensor in parameters.items()}
-        refuse_own_parameters(self.client, own, first, batch, context_of(known))
+        trained = [name for name, p in self.client.net.named_parameters() if p.requires_grad and trains(name)]
+        refuse_own_parameters(self.client, own, first, batch, context_of(known), trained)
         self.said.add((what, "parameters"))
 
     @contextmanager

@@ -30,8 +30,11 @@ from fl_lightning.round.context import Context, Parameters
 TOLERANCES, OF_NORMS = {torch.float64: 1e-9, torch.float32: 2e-4}, 30
 #: What to do where a method computes from a client's own parameters.
 OF_GIVEN = "override objective(parameters, batch, context) to compute with parameters"
-#: Methods of a client that the stacked executor maps over clients.
-MAPPED = ("objective", "output", "loss", "scores", "score_table", "predictions", "ruled_output", "example_count")
+#: Methods of a client that the stacked executor calls for all clients at once, in place of its hooks of training.
+CALLED = (
+    *("objective", "output", "loss", "scores", "score_table", "predictions", "ruled_output", "example_count"),
+    *("clip", "constrain"),
+)
 
 
 def own_code(client: ClientModule) -> list[str]:
@@ -43,8 +46,8 @@ def own_code(client: ClientModule) -> list[str]:
 
 
 def own_methods(client: ClientModule) -> list[str]:
-    """The methods that the stacked executor maps over clients and that the user's class overrides."""
-    return [name for name in overridden(client, MAPPED) if not is_ours(_definer(client, name))]
+    """The methods that the stacked executor calls for all clients at once and that the user's class overrides."""
+    return [name for name in overridden(client, CALLED) if not is_ours(_definer(client, name))]
 
 
 def why_not_stacked(client: ClientModule, batch: Batch, fabric: Fabric, time_limit: float | None = None) -> str:
@@ -64,6 +67,7 @@ def why_not_stacked(client: ClientModule, batch: Batch, fabric: Fabric, time_lim
     drawn, part = next(batch.draws(batch.key[None])), next(batch.parts())
     own_scores, has_methods = overridden(client, ("scores", "score_table")), bool(own_methods(client))
     trials = [(_trained, drawn), (_table if own_scores else _outputs, part), (_predictions, part), (_count, batch)]
+    trials += [(compute, batch) for name, compute in _OF_STEP.items() if overridden(client, (name,))]
     with fabric.autocast():
         is_mixed = torch.is_autocast_enabled(batch.key.device.type)
         for compute, whole in trials:
@@ -83,12 +87,13 @@ def why_not_stacked(client: ClientModule, batch: Batch, fabric: Fabric, time_lim
                 return "" if why == failure else failure  # if both fail, the error without vmap is the user's own
             if changes:
                 return f"its {unlike} change from call to call"
+            if unlike and compute is _clipped:
+                return f"its {unlike} depend on those of other clients: gradients are (C, *shape), a row for each"
             if unlike:
                 return f"padding changes its {unlike}: leave out what batch.example_mask says is padding"
             if reads:
-                return (
-                    f"its {reads} are computed from self.net or self.parameters(), which are one client's: {OF_GIVEN}"
-                )
+                instead = "" if compute in _OF_STEP.values() else f": {OF_GIVEN}"
+                return f"its {reads} are computed from self.net or self.parameters(), which are one client's{instead}"
     return ""
 
 
@@ -272,6 +277,25 @@ def _count(client: ClientModule, parameters: Parameters, batch: Batch) -> _Resul
     return {"example counts": {"": torch.as_tensor(client.example_count(batch)).double()}}
 
 
+def _clipped(client: ClientModule, parameters: Parameters, batch: Batch) -> _Results:
+    """Of gradients that are as the parameters, on a stack beside another client's; alone it is a stack of one."""
+    is_alone = not batch.key.dim()
+    gradients: dict[str, Tensor | None] = {
+        name: parameter.detach()[None] if is_alone else torch.cat([parameter, 3 * parameter]).detach()
+        for name, parameter in parameters.items()
+    }
+    given = {name: gradient for name, gradient in client.clip(gradients).items() if gradient is not None}
+    return {"clipped gradients": {name: gradient[0] if is_alone else gradient for name, gradient in given.items()}}
+
+
+def _constrained(client: ClientModule, parameters: Parameters, batch: Batch) -> _Results:
+    return {"constrained parameters": dict(client.constrain(parameters, Context(anchor=parameters)))}
+
+
+#: What is tried of methods around a step of the optimizer, if they are the user's.
+_OF_STEP = {"clip": _clipped, "constrain": _constrained}
+
+
 def _run(
     client: ClientModule,
     net: nn.Module,
@@ -296,7 +320,7 @@ def _run(
     trained = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
     try:
         with within(time_limit), torch.random.fork_rng(), torch.set_grad_enabled(compute is _trained):
-            if compute is _count:  # a stack is counted as it is
+            if compute in (_count, _clipped):  # a stack is counted as it is
                 results = compute(client, leaves, batch if mapped else single(batch))
             elif mapped:
                 results = torch.vmap(lambda p, t: compute(client, p, batch.replace(t)))(leaves, batch.tensors())

@@ -28,6 +28,7 @@ from fl_lightning.executors.failure import Failure, WrongReturn, failure_of
 from fl_lightning.executors.trial import why_not_stacked
 from fl_lightning.models.output import NetOutput
 from fl_lightning.round.privacy import RecordPrivacy
+from fl_lightning.round.program import Change, LocalProgram
 from fl_lightning.run.failures import ClientFailure, TooFewUpdates
 from fl_lightning.strategies import (
     APFL,
@@ -320,14 +321,28 @@ def logits_of_given(client: Any, parameters: Any, batch: Any, context: Any) -> N
     return NetOutput(*(2 * part for part in client.output(parameters, batch)))
 
 
+def toward_own_net(client: Any, parameters: Any, gradients: Any, batch: Any, context: Any) -> Change:
+    return Change(gradients={name: g + 0.1 * client.net.get_parameter(name) for name, g in gradients.items()})
+
+
+def toward_given(client: Any, parameters: Any, gradients: Any, batch: Any, context: Any) -> Change:
+    return Change(gradients={name: g + 0.1 * parameters[name] for name, g in gradients.items()})
+
+
+def rewrite_by_own_net(client: Any, parameters: Any, data: Any, context: Any) -> Any:
+    assert all(torch.equal(own, parameters[name]) for name, own in client.net.named_parameters())
+    return data
+
+
 class OwnStage(FedAvg):
     """A strategy whose stage and evaluations have functions of a user's."""
 
     def __init__(
-        self, *, objective: Any = None, client_output: Any = None, rule: Any = None, other: Any = None
+        self, *, objective: Any = None, client_output: Any = None, rule: Any = None, other: Any = None, **program: Any
     ) -> None:
         super().__init__(num_epochs=1)
         self.own = {"objective": objective, "client_outputs": {"own": client_output} if client_output else {}}
+        self.own["program"] = LocalProgram(**program)
         self.rules = {"": rule, "other": other}
 
     def stages(self, round_idx: int) -> Any:
@@ -339,6 +354,56 @@ class OwnStage(FedAvg):
         return {prefix: dataclasses.replace(whole, output=rule) for prefix, rule in self.rules.items()}
 
 
+class ClipsByOwnNet(ClientModule):
+    def clip(self, gradients: Any) -> Any:
+        return {name: g if g is None else g * self.net.get_parameter(name).norm() for name, g in gradients.items()}
+
+
+class ClipsOverClients(ClientModule):
+    def clip(self, gradients: Any) -> Any:
+        return {name: g if g is None else g / g.norm() for name, g in gradients.items()}
+
+
+class ClipsRows(ClientModule):
+    def clip(self, gradients: Any) -> Any:
+        return {name: g if g is None else torch.stack([row / row.norm() for row in g]) for name, g in gradients.items()}
+
+
+class ConstrainsByOwnNet(ClientModule):
+    def constrain(self, parameters: Any, context: Any) -> Any:
+        return {n: 0.5 * p / self.net.get_parameter(n).norm().clamp(min=1) for n, p in parameters.items()}
+
+
+class ConstrainsGiven(ClientModule):
+    def constrain(self, parameters: Any, context: Any) -> Any:
+        return {name: 0.5 * p / p.norm().clamp(min=1) for name, p in parameters.items()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (ClipsByOwnNet, "its clipped gradients are computed from self.net or self.parameters"),
+        (ClipsOverClients, r"its clipped gradients depend on those of other clients: gradients are \(C, \*shape\)"),
+        (ClipsRows, None),
+        (ConstrainsByOwnNet, "its constrained parameters are computed from self.net or self.parameters"),
+        (ConstrainsGiven, None),
+    ],
+)
+def test_a_clip_or_constraint_that_a_stack_would_change_is_not_run_on_one(
+    kind: Any, why: str | None, federation: Any, make_trainer: Any
+) -> None:
+    """Gradients were scaled by the initial parameters, or by those of all clients, without a word."""
+    scores = []
+    for executor in (SequentialExecutor(), StackedExecutor()):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            scores.append(make_trainer(num_rounds=3, executor=executor).fit(kind(), federation, FedAvg(num_epochs=2)))
+    assert abs(scores[0]["val/loss"] - scores[1]["val/loss"]) < 1e-6
+    said = [str(each.message) for each in caught if "one after another" in str(each.message)]
+    assert len(said) == (why is not None)
+    assert why is None or re.search(why, said[0])
+
+
 @pytest.mark.parametrize(
     ("own", "message"),
     [
@@ -346,6 +411,9 @@ class OwnStage(FedAvg):
         ({"client_output": of_own_net}, "of_own_net returned a result of client.net"),
         ({"rule": logits_of_own_net}, "logits_of_own_net returned a result of client.net"),
         ({"rule": logits_of_given, "other": logits_of_own_net}, "logits_of_own_net returned a result of client.net"),
+        ({"step": toward_own_net}, "toward_own_net returned a result of client.net"),
+        ({"step": toward_given}, None),
+        ({"rewrite": rewrite_by_own_net}, None),  # computed for one client after another
         ({"objective": of_given, "client_output": of_given}, None),
         ({"objective": functools.partial(of_given)}, None),
     ],
