@@ -368,6 +368,7 @@ class StackedExecutor(StackedClients):
             for name, initial in self.initial.items()
         }
         tuning, rule, knowledge = evaluation.tuning, evaluation.output, Knowledge()
+        ragged = self._ragged(evaluation.payload)
         if self.client.privacy is not None:
             check_tuning(tuning, "this run")
         if tuning is not None or rule is not None:
@@ -376,14 +377,10 @@ class StackedExecutor(StackedClients):
         if tuning is not None:
             steps = [self.num_steps(tuning, client, 1.0) for client in clients]
             copies = ClientStack(self.client, clients, {name: tensor.clone() for name, tensor in parameters.items()})
-            training = GroupTraining(
-                self.client,
-                tuning,
-                batch,
-                knowledge,
-                takes_stacks=self.takes_stacks,
-                blame=False,
-            )
+            tuned = watched_objective(self.client, tuning, self.said, says=self.fabric.is_global_zero)
+            training = GroupTraining(self.client, tuned, batch, knowledge, takes_stacks=self.takes_stacks, blame=False)
+            what = f"stage {tuning.name!r}"
+            self._try_own(what, functions_of(tuning), parameters, batch, knowledge, ragged, tuning.trains)
             keys = self.keys(round_idx, tuning.name, clients, max(steps, default=0))
             with self._client_in_training():
                 part = copies.part(range(len(clients)), steps, optimizer=tuning.optimizer)
@@ -391,6 +388,5 @@ class StackedExecutor(StackedClients):
         self.client.eval()
         if rule is not None:
             what = f"evaluation by {getattr(rule, '__qualname__', type(rule).__qualname__)}"
-            ragged = self._ragged(evaluation.payload)
             self._try_own(what, [("output", rule)], parameters, batch, knowledge, ragged)
         return parameters, knowledge

@@ -29,6 +29,7 @@ from fl_lightning.executors.trial import why_not_stacked
 from fl_lightning.models.output import NetOutput
 from fl_lightning.round.privacy import RecordPrivacy
 from fl_lightning.round.program import Change, LocalProgram
+from fl_lightning.round.stage import Stage
 from fl_lightning.run.failures import ClientFailure, TooFewUpdates
 from fl_lightning.strategies import (
     APFL,
@@ -338,9 +339,17 @@ class OwnStage(FedAvg):
     """A strategy whose stage and evaluations have functions of a user's."""
 
     def __init__(
-        self, *, objective: Any = None, client_output: Any = None, rule: Any = None, other: Any = None, **program: Any
+        self,
+        *,
+        objective: Any = None,
+        client_output: Any = None,
+        rule: Any = None,
+        other: Any = None,
+        tuned_by: Any = None,
+        **program: Any,
     ) -> None:
         super().__init__(num_epochs=1)
+        self.tuning = None if tuned_by is None else Stage(name="tune", objective=tuned_by)
         self.own = {"objective": objective, "client_outputs": {"own": client_output} if client_output else {}}
         self.own["program"] = LocalProgram(**program)
         self.rules = {"": rule, "other": other}
@@ -351,7 +360,9 @@ class OwnStage(FedAvg):
 
     def evaluations(self, clients: Any) -> Any:
         whole = super().evaluations(clients)[""]
-        return {prefix: dataclasses.replace(whole, output=rule) for prefix, rule in self.rules.items()}
+        return {
+            prefix: dataclasses.replace(whole, output=rule, tuning=self.tuning) for prefix, rule in self.rules.items()
+        }
 
 
 class ClipsByOwnNet(ClientModule):
@@ -411,6 +422,8 @@ def test_a_clip_or_constraint_that_a_stack_would_change_is_not_run_on_one(
         ({"client_output": of_own_net}, "of_own_net returned a result of client.net"),
         ({"rule": logits_of_own_net}, "logits_of_own_net returned a result of client.net"),
         ({"rule": logits_of_given, "other": logits_of_own_net}, "logits_of_own_net returned a result of client.net"),
+        ({"tuned_by": of_own_net}, "of_own_net returned a result of client.net"),
+        ({"tuned_by": of_given}, None),
         ({"step": toward_own_net}, "toward_own_net returned a result of client.net"),
         ({"step": toward_given}, None),
         ({"rewrite": rewrite_by_own_net}, None),  # computed for one client after another
