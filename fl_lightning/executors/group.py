@@ -17,6 +17,7 @@ from fl_lightning.executors.base import draw_batches, spread_outputs
 from fl_lightning.executors.failure import check_loss
 from fl_lightning.executors.hooks import own_loss
 from fl_lightning.executors.in_process import without_padding
+from fl_lightning.executors.knowledge import Knowledge, context_of, knowing
 from fl_lightning.executors.private import gradient_of_client, noise_of_step, private_draws
 from fl_lightning.executors.stack import StackSlice, where_clients
 from fl_lightning.executors.together import Together
@@ -28,14 +29,7 @@ from fl_lightning.round.privacy import KeyedNumbers
 from fl_lightning.round.program import AroundBatch
 from fl_lightning.round.stage import ClientOutput, Stage
 
-#: ``anchor``, ``received`` and ``client_state`` of a stack of clients: the tensors of their :class:`Context`.
-Knowledge = dict[str, dict[str, Tensor]]
 Autocast = Callable[[], AbstractContextManager[Any]]
-
-
-def context_of(knowledge: Knowledge, step: int = 0, *, is_stack: bool = False) -> Context:
-    """The context for the functions of a stage."""
-    return Context(step=step, is_stack=is_stack, **knowledge)
 
 
 def takes_stacks(function: object) -> bool:
@@ -115,7 +109,9 @@ class GroupTraining:
             if moved := {name: tensor for name, tensor in result.items() if name not in raw and tensor is not None}:
                 part.put(moved, part.steps(step))
             ruled, change = self._program_step(raw, drawn, step, autocast)
-            part.step(self.client.clip(ruled), step)
+            with knowing(self.client, self.knowledge, step, is_stack=True):
+                clipped = self.client.clip(ruled)
+            part.step(clipped, step)
             self._constrain(step)
             self._change(change, step)
             if number + 1 == stage.program.repeat:
@@ -134,15 +130,16 @@ class GroupTraining:
             return objective(client, parameters, batch, context)
 
         def one(parameters: dict[str, Tensor], tensors: dict[str, Tensor], knowledge: Knowledge) -> Tensor:
-            context = context_of(knowledge, step)
-            loss = values(parameters, batch.replace(tensors), context)
+            with knowing(client, knowledge, step) as context:
+                loss = values(parameters, batch.replace(tensors), context)
             check_loss(method, loss)
             return loss if penalty is None else loss + penalty(parameters, context)
 
         if not (self.takes_stacks and (objective is None or takes_stacks(objective))):
             mapped: Tensor = over_clients(one)(dict(parameters), batch.tensors(), knowledge)
             return mapped
-        loss_C = values(parameters, batch, context_of(knowledge, step, is_stack=True))
+        with knowing(client, knowledge, step, is_stack=True) as context:
+            loss_C = values(parameters, batch, context)
         if penalty is None:
             return loss_C
         return loss_C + over_clients(lambda p, k: penalty(p, context_of(k, step)))(dict(parameters), knowledge)
@@ -214,17 +211,18 @@ class GroupTraining:
         def one(
             parameters: Any, others: Any, noise: Any, tensors: dict[str, Tensor], known: Knowledge
         ) -> dict[str, Tensor]:
-            return gradient_of_client(
-                client,
-                self.stage,
-                privacy,
-                trained=parameters,
-                others=others,
-                batch=batch.replace(tensors),
-                context=context_of(known, step),
-                noise=noise,
-                num_together=len(batch.key),
-            )
+            with knowing(client, known, step) as context:
+                return gradient_of_client(
+                    client,
+                    self.stage,
+                    privacy,
+                    trained=parameters,
+                    others=others,
+                    batch=batch.replace(tensors),
+                    context=context,
+                    noise=noise,
+                    num_together=len(batch.key),
+                )
 
         with autocast():
             noise = noise_of_step(self.numbers, batch, parameters, privacy)
@@ -274,7 +272,8 @@ class GroupTraining:
 
             def one(p: Any, g: Any, t: dict[str, Tensor], k: Knowledge) -> dict[tuple[str, str], Tensor]:
                 shown = None if client.privacy is not None else batch.replace(t)
-                change = rule(client, p, g, shown, context_of(k, step, is_stack=on_stack))
+                with knowing(client, k, step, is_stack=on_stack) as context:
+                    change = rule(client, p, g, shown, context)
                 kinds = {**change.values(), "gradients": g if change.gradients is None else change.gradients}
                 return {
                     (kind, name): tensor for kind, parameters in kinds.items() for name, tensor in parameters.items()
@@ -303,7 +302,8 @@ class GroupTraining:
         client, part = self.client, self.part
 
         def one(p: Parameters, k: Knowledge) -> dict[str, Tensor]:
-            return dict(client.constrain(p, context_of(k, step)))
+            with knowing(client, k, step) as context:
+                return dict(client.constrain(p, context))
 
         if type(client).constrain is not ClientModule.constrain:
             part.put(over_clients(one)(dict(part.parameters), self.knowledge), part.steps(step))
@@ -363,9 +363,10 @@ class GroupTraining:
             def one(
                 p: dict[str, Tensor], t: dict[str, Tensor], k: Knowledge, *, on_stack: bool = False
             ) -> dict[str, Tensor]:
-                values, context = batch.replace(t), context_of(k, is_stack=on_stack)
+                values = batch.replace(t)
                 chosen = {name: f for name, f in functions.items() if self._on_stack(f) == on_stack}
-                return spread_outputs({name: f(self.client, p, values, context) for name, f in chosen.items()})
+                with knowing(self.client, k, is_stack=on_stack) as context:
+                    return spread_outputs({name: f(self.client, p, values, context) for name, f in chosen.items()})
 
             given = dict(parameters), batch.tensors(), knowledge
             with autocast():

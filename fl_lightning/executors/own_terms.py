@@ -127,6 +127,7 @@ def refuse_own_parameters(
     for kind, function in functions:
 
         def compute(twin: ClientModule, kind: str = kind, function: Any = function) -> dict[str, Tensor]:
+            twin.context = context
             if kind == "step":
                 return _tensors(function(twin.train(), parameters, gradients, shown, context))
             return _tensors(function(twin.train(kind == "objective"), parameters, batch, context))

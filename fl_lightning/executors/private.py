@@ -10,6 +10,7 @@ from fl_lightning.batches.base import Batch, Collator, single
 from fl_lightning.batches.examples import ExampleBatch, ExampleCollator
 from fl_lightning.batches.poisson import PoissonBatch, poisson_draws, sampling_rate
 from fl_lightning.executors.hooks import SEQUENTIAL, overridden
+from fl_lightning.executors.knowledge import knowing
 from fl_lightning.executors.trial import OF_GIVEN, own_methods, reads_own_parameters
 from fl_lightning.models.batch_norm import TORCH_NORMS, BatchNorm
 from fl_lightning.round.client import ClientModule, Objective
@@ -79,9 +80,15 @@ def check_examples(client: ClientModule, collator: Collator, first: int) -> None
     few = batch.replace({name: tensor[:2] for name, tensor in batch.tensors().items() if name != "key"})
     drawn = next(poisson_draws(few, batch.key[None], KeyedNumbers()))
     noise = {name: torch.zeros_like(p) for name, p in trained.items()}
+    parameters, reads = client.parameter_dict(), False
     client.train()
     try:
-        private_gradient(functools.partial(_loss, client, None, Context(), trained), trained, drawn, noise, 1.0, 2)
+        with knowing(client, {"anchor": trained}) as context:
+            private_gradient(functools.partial(_loss, client, None, context, trained), trained, drawn, noise, 1.0, 2)
+            if own_methods(client):
+                reads = reads_own_parameters(
+                    client, lambda twin: {"loss": twin.objective(parameters, few, context)}, batch.key
+                )
     except Exception as error:  # it may be the user's code
         why = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
         raise ValueError(
@@ -90,12 +97,7 @@ def check_examples(client: ClientModule, collator: Collator, first: int) -> None
         ) from error
     finally:
         client.eval()
-    if not own_methods(client):
-        return
-    parameters = client.parameter_dict()
-    if reads_own_parameters(
-        client, lambda twin: {"loss": twin.objective(parameters, few, Context(anchor=trained))}, batch.key
-    ):
+    if reads:
         raise ValueError(
             f"model.privacy takes the gradient of what {type(client).__name__} computes from the parameters that it is "
             "given, but its loss is computed from self.net or self.parameters(), whose gradient would be left out: "

@@ -49,11 +49,11 @@ class SequentialExecutor(SequentialClients):
     def _arrange(self) -> None:
         self._batches: dict[int, Batch] = {}
         self._new_data: dict[int, Any] = {}
-        self.may_draw = bool(own_code(self.client) or overridden(self.client, SEQUENTIAL))
+        self.has_own_code = bool(own_code(self.client) or overridden(self.client, SEQUENTIAL))
 
     def _own_draws(self, client: int, round_idx: int, what: str) -> AbstractContextManager[None]:
         """A context in which draws of the user's own code follow from the client, the round and what it does."""
-        return drawn_from(self.keys(round_idx, what, [client], 1)[0, 0]) if self.may_draw else nullcontext()
+        return drawn_from(self.keys(round_idx, what, [client], 1)[0, 0]) if self.has_own_code else nullcontext()
 
     def _watch(self, module: ClientModule, stage: Stage) -> AbstractContextManager[None]:
         """A context for a step that says, once for a stage, which terms of the loss an own ``training_step`` lacks."""
@@ -204,7 +204,7 @@ class SequentialExecutor(SequentialClients):
         )
         for step, drawn in enumerate(batches):
             batch_idx = step % steps_per_epoch
-            if self.may_draw:
+            if self.has_own_code:
                 begin_at(keys[step])
             if batch_idx == 0:
                 module.on_train_epoch_start()
@@ -336,12 +336,14 @@ class SequentialExecutor(SequentialClients):
         tuning = evaluation.tuning
         if module.privacy is not None:
             check_tuning(tuning, "this run")
-        if evaluation.payload is not None or tuning is not None or evaluation.output is not None:
+        is_other = evaluation.payload is not None or tuning is not None or evaluation.output is not None
+        if is_other:
             parameters, module = detached(module), copy.copy(module)
             net = copy.deepcopy(self.client.net)  # not the client's own, whose layers may keep state
             module._modules = {**module._modules, "net": net.to(self.fabric.device)}
             load(module, parameters)
             load(module, {name: t[0] for name, t in self.received_parameters(evaluation.payload, [client]).items()})
+        if is_other or self.has_own_code:  # a client's own code may read its context
             context = self._context(client, evaluation.payload)
             anchor = {name: parameter.detach().clone() for name, parameter in module.parameter_dict().items()}
             module.context = dataclasses.replace(context, anchor=anchor)

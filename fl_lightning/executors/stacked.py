@@ -17,9 +17,10 @@ from fl_lightning.batches.base import Batch, Collator, single
 from fl_lightning.executors.base import Executor
 from fl_lightning.executors.budget import client_bytes
 from fl_lightning.executors.failure import failure_of
-from fl_lightning.executors.group import GroupTraining, Knowledge, context_of, takes_stacks
+from fl_lightning.executors.group import GroupTraining, takes_stacks
 from fl_lightning.executors.grouping import Groups
 from fl_lightning.executors.hand_over import handed_over, handed_over_after_trial, why_one_by_one
+from fl_lightning.executors.knowledge import Knowledge, context_of, knowing
 from fl_lightning.executors.own_terms import functions_of, watched_objective, with_parameters
 from fl_lightning.executors.private import SPENT, check_private_stage
 from fl_lightning.executors.stack import ClientStack
@@ -27,6 +28,7 @@ from fl_lightning.executors.stacked_clients import StackedClients
 from fl_lightning.executors.stage_request import StageRequest, StageResult
 from fl_lightning.executors.storage import in_memory, on_disk
 from fl_lightning.executors.time_limit import within
+from fl_lightning.executors.trial import own_methods
 from fl_lightning.kernels.layout import rows_at, rows_of
 from fl_lightning.kernels.per_client import over_clients
 from fl_lightning.models.batch_norm import statistics_of
@@ -235,11 +237,13 @@ class StackedExecutor(StackedClients):
         failed = list(training.together.failures)
         for name in parameters.keys() & client_outputs.keys():  # of clients that failed there is no output
             client_outputs[name][failed] = parameters[name][failed]
+        with knowing(self.client, training.knowledge, is_stack=True):
+            num_examples = self.client.example_count(training.batch)
         upload = Payload(
             clients=clients,
             parameters=parameters,
             extras=client_outputs,
-            num_examples=self.client.example_count(training.batch),
+            num_examples=num_examples,
             num_steps=torch.tensor(num_steps, device=self.fabric.device),
             lengths=dict.fromkeys(stage.per_example, sizes_C),
         )
@@ -296,7 +300,8 @@ class StackedExecutor(StackedClients):
                 try:
                     with within(self.time_limit):
                         own, old = with_parameters(self.client, parameters), self.collator.client_data(client)
-                        client_data[client] = rewrite(own, parameters, old, context_of(known))
+                        own.context = context_of(known)
+                        client_data[client] = rewrite(own, parameters, old, own.context)
                 except Exception as error:  # as in training
                     training.together.failures.setdefault(row, failure_of(error))
         return client_data
@@ -330,11 +335,13 @@ class StackedExecutor(StackedClients):
         rule = evaluation.output
 
         def one(part: Batch, p: Any, t: Any, k: Any) -> dict[str, Tensor]:
-            return self.client.score_table(p, part.replace(t), context_of(k), rule)
+            with knowing(self.client, k) as context:
+                return self.client.score_table(p, part.replace(t), context, rule)
 
         def score(part: Batch) -> dict[str, Tensor]:
             if self.takes_stacks and (rule is None or takes_stacks(rule)):
-                return self.client.score_table(parameters, part, context_of(knowledge, is_stack=True), rule)
+                with knowing(self.client, knowledge, is_stack=True) as context:
+                    return self.client.score_table(parameters, part, context, rule)
             return over_clients(functools.partial(one, part))(parameters, part.tensors(), knowledge)
 
         return Payload(clients=members, extras=self.sum_scores(self._examples_of(evaluation, batch), score))
@@ -349,7 +356,8 @@ class StackedExecutor(StackedClients):
             parameters, knowledge = self._evaluated(evaluation, members, round_idx)
 
             def predict(part: Batch, p: Any, t: Any, k: Any) -> Tensor:
-                return self.client.predictions(self.client.ruled_output(rule, p, part.replace(t), context_of(k)))
+                with knowing(self.client, k) as context:
+                    return self.client.predictions(self.client.ruled_output(rule, p, part.replace(t), context))
 
             with torch.no_grad(), self.fabric.autocast():
                 given = [(functools.partial(predict, part), part.tensors()) for part in batch.parts()]
@@ -371,7 +379,7 @@ class StackedExecutor(StackedClients):
         ragged = self._ragged(evaluation.payload)
         if self.client.privacy is not None:
             check_tuning(tuning, "this run")
-        if tuning is not None or rule is not None:
+        if tuning is not None or rule is not None or own_methods(self.client):  # which may read their context
             batch = self.grouping.batch(clients)
             knowledge = self._knowledge(clients, evaluation.payload, parameters, batch)
         if tuning is not None:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fl_lightning.batches.base import Batch, single
-from fl_lightning.executors.group import Knowledge, context_of
 from fl_lightning.executors.grouping import Groups
 from fl_lightning.executors.in_process import InProcessExecutor
+from fl_lightning.executors.knowledge import Knowledge, context_of
 from fl_lightning.executors.own_terms import refuse_own_parameters
 from fl_lightning.executors.stack import ClientStack
 from fl_lightning.executors.trial import is_ours

@@ -170,6 +170,7 @@ def check_returns(client: ClientModule, collator: Collator, first: int, time_lim
     batch = single(collator([first]))
     twin = copy.deepcopy(client).to(collator.device)
     parameters = twin.parameter_dict()
+    twin.context = Context(anchor=parameters)
     for name in own:
         twin.train(name != "scores")
         method, (check, arguments) = getattr(twin, name), _RETURNS[name]
@@ -241,10 +242,10 @@ _Arguments = Callable[[ClientModule, Parameters, Batch], tuple[Any, ...]]
 #: How what a client's methods return is checked, and what they are called with for that.
 _RETURNS: dict[str, tuple[Callable[[Any, Any], object], _Arguments]] = {
     "loss": (check_loss, lambda client, parameters, batch: (client.output(parameters, batch), batch)),
-    "objective": (check_loss, lambda _, parameters, batch: (parameters, batch, Context(anchor=parameters))),
+    "objective": (check_loss, lambda client, parameters, batch: (parameters, batch, client.context)),
     "scores": (check_scores, lambda client, parameters, batch: (client.output(parameters, batch), batch)),
     "clip": (check_tensors, lambda _, parameters, __: ({n: torch.zeros_like(p)[None] for n, p in parameters.items()},)),
-    "constrain": (check_tensors, lambda _, parameters, __: (parameters, Context(anchor=parameters))),
+    "constrain": (check_tensors, lambda client, parameters, _: (parameters, client.context)),
     "example_count": (check_count, lambda _, __, batch: (batch,)),
 }
 
@@ -255,12 +256,12 @@ _Results = dict[str, dict[str, Tensor]]
 def _trained(client: ClientModule, parameters: Parameters, batch: Batch) -> _Results:
     running = statistics_of(client.net)
     moved = {name: parameters[name].clone() for name in running}  # changed by the forward pass
-    loss = client.objective({**parameters, **moved}, batch, Context(anchor=parameters))
+    loss = client.objective({**parameters, **moved}, batch, client.context)
     return {"losses": {"": loss}, "running statistics": moved}
 
 
 def _table(client: ClientModule, parameters: Parameters, batch: Batch) -> _Results:
-    table = client.score_table(parameters, batch, Context(anchor=parameters))
+    table = client.score_table(parameters, batch, client.context)
     return {name: {"": value} for name, value in table.items()}
 
 
@@ -289,7 +290,7 @@ def _clipped(client: ClientModule, parameters: Parameters, batch: Batch) -> _Res
 
 
 def _constrained(client: ClientModule, parameters: Parameters, batch: Batch) -> _Results:
-    return {"constrained parameters": dict(client.constrain(parameters, Context(anchor=parameters)))}
+    return {"constrained parameters": dict(client.constrain(parameters, client.context))}
 
 
 #: What is tried of methods around a step of the optimizer, if they are the user's.
@@ -318,14 +319,19 @@ def _run(
             value += 0.1 * torch.randn(value.shape, generator=generator).to(value)
         leaves[name] = (value[None] if mapped else value).requires_grad_(parameter.requires_grad)
     trained = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
+
+    def result_of(parameters: Parameters, batch: Batch) -> _Results:
+        client.context = Context(anchor=parameters)
+        return compute(client, parameters, batch)
+
     try:
         with within(time_limit), torch.random.fork_rng(), torch.set_grad_enabled(compute is _trained):
             if compute in (_count, _clipped):  # a stack is counted as it is
-                results = compute(client, leaves, batch if mapped else single(batch))
+                results = result_of(leaves, batch if mapped else single(batch))
             elif mapped:
-                results = torch.vmap(lambda p, t: compute(client, p, batch.replace(t)))(leaves, batch.tensors())
+                results = torch.vmap(lambda p, t: result_of(p, batch.replace(t)))(leaves, batch.tensors())
             else:
-                results = compute(client, leaves, single(batch))
+                results = result_of(leaves, single(batch))
             if compute is _trained and results["losses"][""].requires_grad:
                 total = results["losses"][""].sum()
                 gradients = torch.autograd.grad(total, list(trained.values()), allow_unused=True)

@@ -415,6 +415,59 @@ def test_a_clip_or_constraint_that_a_stack_would_change_is_not_run_on_one(
     assert why is None or re.search(why, said[0])
 
 
+class LossReadsContext(ClientModule):
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        pull = sum(anchor.square().sum() for anchor in self.context.anchor.values())
+        return (1 + self.context.step) * super().loss(output, batch) * (1 + pull)
+
+
+class ClipReadsContext(ClientModule):
+    def clip(self, gradients: Any) -> Any:
+        far = {name: anchor.abs().mean() for name, anchor in self.context.anchor.items()}
+        assert min(far.values()) >= 0
+        return {name: g if g is None else g * self.context.step for name, g in gradients.items()}
+
+
+class ConstraintReadsContext(ClientModule):
+    def constrain(self, parameters: Any, context: Any) -> Any:
+        return {name: p.clamp(-0.1 * (1 + self.context.step), 0.2) for name, p in parameters.items()}
+
+
+class ScoresReadContext(ClientModule):
+    def scores(self, output: Any, batch: Any) -> Any:
+        size = sum(anchor.square().sum() for anchor in self.context.anchor.values())
+        return {name: (size * total, count) for name, (total, count) in super().scores(output, batch).items()}
+
+
+class OutputsReadContext(FedAvg):
+    def stages(self, round_idx: int) -> Any:
+        (stage,) = super().stages(round_idx)
+        outputs = {"own": lambda client, *_: client.context.anchor["head.bias"].sum()}
+        step = LocalProgram(step=lambda client, _, g, *__: Change(gradients={n: client.context.step * g[n] for n in g}))
+        return [dataclasses.replace(stage, client_outputs=outputs, program=step)]
+
+    def aggregate(self, stage: Any, upload: Any) -> None:
+        assert bool(upload.extras["own"].abs().gt(0).all()) or self.run.round_idx == 0
+        super().aggregate(stage, upload)
+
+
+@pytest.mark.parametrize("kind", [LossReadsContext, ClipReadsContext, ConstraintReadsContext, ScoresReadContext, None])
+def test_what_a_client_computes_may_read_its_own_context_on_a_stack(
+    kind: Any, federation: Any, make_trainer: Any
+) -> None:
+    """There it was empty: steps were always 0, and a pull to the anchor had no effect, without a word."""
+    results, strategy = [], FedAvg if kind else OutputsReadContext
+    for executor in (SequentialExecutor(), StackedExecutor()):
+        trainer = make_trainer(num_rounds=2, executor=executor, precision="64-true")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            scores = trainer.fit((kind or ClientModule)(), federation, strategy(num_epochs=3))
+        results.append((scores["val/loss"], dict(trainer.run.executor.state().parameters)))
+    (one, mine), (other, others) = results
+    assert one == pytest.approx(other, rel=1e-9)
+    assert all(torch.allclose(tensor, others[name], atol=1e-9) for name, tensor in mine.items())
+
+
 @pytest.mark.parametrize(
     ("own", "message"),
     [
