@@ -4,13 +4,15 @@ The required memory is a lower bound (tensors that exist at the same time, witho
 memory includes swap and caches that the system can free: nothing that would fit is refused.
 """
 
-from collections import defaultdict
+import copy
+from collections import defaultdict, deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 #: A cgroup without a limit reports this number or a larger one.
 _UNLIMITED = 2**60
@@ -65,7 +67,8 @@ def step_on_zeros(optimizer: Optimizer) -> tuple[torch.Size, dict[str, Any], set
     """What an optimizer keeps after a step on zeros, which leaves itself and its parameters unchanged.
 
     Returns:
-        The shape of the parameter that was stepped, its state, and which values of its group the step has changed.
+        The shape of the parameter that was stepped, its state, and which values of its group, and numbers and
+        collections of a user's optimizer itself, the step has changed.
 
     Raises:
         ValueError: It cannot step.
@@ -78,13 +81,33 @@ def step_on_zeros(optimizer: Optimizer) -> tuple[torch.Size, dict[str, Any], set
     zeros.grad = torch.zeros_like(least)
     trial = object.__new__(type(optimizer))
     trial_group = {**group, "params": [zeros]}
-    trial.__dict__ |= vars(optimizer) | {"state": defaultdict(dict), "param_groups": [trial_group]}
+    own = {} if type(optimizer).__module__.startswith("torch.") else _values_of(optimizer)
+    trial.__dict__ |= vars(optimizer) | own | {"state": defaultdict(dict), "param_groups": [trial_group]}
     try:
         trial.step()
     except Exception as error:  # it may be the user's code
         raise ValueError(f"{type(optimizer).__name__} cannot step: {error}") from error
     changed = {n for n, v in trial_group.items() if n != "params" and v is not group.get(n) and v != group.get(n)}
+    changed |= {name for name, value in own.items() if vars(trial)[name] != vars(optimizer)[name]}
     return zeros.shape, trial.state[zeros], changed
+
+
+def _values_of(optimizer: Optimizer) -> dict[str, Any]:
+    """Copies of what a user's optimizer itself holds besides its groups: numbers, and collections of numbers."""
+    known = vars(SGD([torch.zeros(1)])).keys() | {"_need_device_dtype_check_for_fused", "_opt_called", "_step_count"}
+    return {
+        name: copy.deepcopy(value) for name, value in vars(optimizer).items() if name not in known and _is_plain(value)
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(map(_is_plain, value.values()))
+    if isinstance(value, list | tuple | set | deque):
+        return all(map(_is_plain, value))
+    return (
+        value is None or isinstance(value, bool | int | float | str) or (torch.is_tensor(value) and value.numel() == 1)
+    )
 
 
 def _of_machine(meminfo: Path = Path("/proc/meminfo")) -> int | None:

@@ -321,16 +321,17 @@ def decaying(parameters: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
 
 
 class Counting(torch.optim.Optimizer):
-    """Counts its steps as many optimizers outside torch do: in the state of parameters, or in the group."""
+    """Counts its steps as many optimizers outside torch do: in the state of parameters, the group, or itself."""
 
-    def __init__(self, parameters, place: str) -> None:
+    def __init__(self, parameters, place: str, start=0) -> None:
         super().__init__(parameters, {"lr": 0.1, "place": place})
+        self.place, self.count = place, start
 
     @torch.no_grad()
     def step(self, closure=None):
         for group in self.param_groups:
             for p in (p for p in group["params"] if p.grad is not None):
-                where = group if group["place"] == "group" else self.state[p]
+                where = {"group": group, "state": self.state[p], "optimizer": vars(self)}[self.place]
                 where["count"] = where.get("count", 0) + 1
                 p.sub_(group["lr"] / where["count"] * p.grad)
 
@@ -340,9 +341,11 @@ class Counting(torch.optim.Optimizer):
     [
         (functools.partial(Counting, place="group"), "Counting keeps count"),
         (functools.partial(Counting, place="state"), "Counting keeps count"),
+        (functools.partial(Counting, place="optimizer"), "Counting keeps count"),
+        (functools.partial(Counting, place="optimizer", start=torch.zeros(())), "Counting keeps count"),
         (decaying, "SGD keeps lr"),
     ],
-    ids=["group", "state", "scheduler"],
+    ids=["group", "state", "optimizer", "tensor", "scheduler"],
 )
 def test_optimizers_whose_state_would_be_lost_are_refused(
     optimizer, kept, federation, make_model, make_trainer, assert_same
