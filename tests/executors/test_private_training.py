@@ -308,6 +308,27 @@ def test_a_term_of_the_given_parameters_has_its_gradient(executor, make_trainer)
     assert norm(OfParameters) < 0.9 * norm(ClientModule)
 
 
+class OfContext(ClientModule):
+    """An annealed pull to where the stage began, by the context that a client has."""
+
+    def objective(self, parameters, batch, context):
+        pull = sum((p - self.context.anchor[name]).square().sum() for name, p in parameters.items())
+        return super().objective(parameters, batch, context) / (1 + self.context.step) + 30 * pull
+
+
+def test_a_private_loss_may_read_the_context(make_trainer, assert_same) -> None:
+    """An own objective that read the anchor was refused, as it had none when it was tried."""
+
+    def parameters(kind, executor) -> dict[str, torch.Tensor]:
+        client = kind(functools.partial(MLP, hidden_channels=5), privacy=privately(0.0, 1e3))
+        return parameters_of(trained(make_trainer, executor(), FedAvg(num_epochs=5), client))
+
+    mine = parameters(OfContext, StackedExecutor)
+    assert_same(mine, parameters(OfContext, SequentialExecutor), tolerance=1e-5)
+    plain = parameters(ClientModule, StackedExecutor)
+    assert any(not torch.allclose(each, plain[name], atol=1e-3) for name, each in mine.items())
+
+
 @pytest.mark.filterwarnings("ignore:.*clients are run one after another")
 @pytest.mark.parametrize(
     ("kind", "message"),
