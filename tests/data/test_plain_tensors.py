@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from fl_lightning.data import FileSource, prepare_graph
+from fl_lightning.data import FederatedDataModule, FileSource, MetisPartitioner, prepare_graph
 
 
 def load(tmp_path, **tensors: torch.Tensor) -> Data:
@@ -29,6 +29,20 @@ def test_numbers_are_numbers(tmp_path, tensors) -> None:
     assert torch.equal(prepared.x, torch.eye(3))
     assert prepared.y.tolist() == [0, 1, 1]
     assert not prepared.x.requires_grad
+
+
+def test_a_graph_in_memory_may_have_learned_features_and_weights() -> None:
+    """Its features were hashed with their gradient: a traceback from torch."""
+    source, target = torch.arange(12), (torch.arange(12) + 1) % 12
+    edges = torch.stack([torch.cat([source, target]), torch.cat([target, source])])
+    x = torch.nn.Embedding(12, 3).weight  # as of Node2Vec
+    graph = Data(x=x, y=source % 2, edge_index=edges, edge_weight=torch.rand(24).requires_grad_())
+    data = FederatedDataModule(graph, MetisPartitioner(2))
+    data.prepare_data()
+    data.setup()
+    assert all(
+        torch.equal(client.x_NF, x[client.node_idx_N]) and not client.x_NF.requires_grad for client in data.clients
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*[qQ]uantiz.*")

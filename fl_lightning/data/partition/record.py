@@ -123,9 +123,9 @@ def hash_graph(data: Data) -> str:
 
 def content(tensor: Tensor) -> memoryview:
     """The bytes of a tensor, without a copy of them."""
-    return tensor.contiguous().numpy().reshape(-1).view(np.uint8).data
+    return tensor.detach().contiguous().numpy().reshape(-1).view(np.uint8).data
 
 
 def hash_features(x_NF: Tensor) -> str:
     """Return shape and CRC-32 (hex) of the features: they may be gigabytes, and no partitioner here reads them."""
-    return f"{tuple(x_NF.shape)} {zlib.crc32(x_NF.contiguous().numpy().data):08x}"
+    return f"{tuple(x_NF.shape)} {zlib.crc32(x_NF.detach().contiguous().numpy().data):08x}"
