@@ -24,6 +24,8 @@ from fl_lightning.data.columns import Column, numbered
 from fl_lightning.data.edge_data import EDGE_DATA
 from fl_lightning.data.preparation import Preparation, check_num_nodes, prepare_graph
 
+#: What to do with graphs whose nodes have the targets.
+_JOIN = "join each client's graphs into one, by torch_geometric.data.Batch.from_data_list(graphs)"
 #: What every set of graphs can be sorted by.
 TRAITS = ("size", "degree", "density", "features")
 
@@ -196,6 +198,12 @@ def prepared_graphs(
             prepare_graph(_inputs(graph), preparation, f"{title}, graph {index}", may_lack_edges=True)
         raise
     y = torch.stack([torch.as_tensor(graph.y).reshape(-1) for graph in graphs])
+    if _kind(graphs, title) is None and all(_may_be_of_nodes(graph) for graph in graphs):
+        warnings.warn(
+            f"{title}: y has as many numbers as a graph has nodes, and they are taken as targets of the graph; if they "
+            f"are of its nodes, {_JOIN}; if not, set data.task = 'labels' or 'numbers' on the graphs",
+            stacklevel=2,
+        )
     rest = dataclasses.replace(loaded, graphs=(), kind=loaded.kind or _kind(graphs, title))
     return PreparedGraphs(union=union, num_nodes_G=num_nodes_G, y=y, loaded=rest, max_degree=highest)
 
@@ -208,6 +216,11 @@ def _warn_of_unread(graph: Data, title: str) -> None:
             f"{' and '.join(unread)} are not used; what nets should see goes into x: `data.x = data.{unread[-1]}`",
             stacklevel=2,
         )
+
+
+def _may_be_of_nodes(graph: Data) -> bool:
+    y = torch.as_tensor(graph.y)
+    return y.dim() > 0 and len(y) == graph.num_nodes and y.numel() > 1
 
 
 def _kind(graphs: Sequence[Data], title: str) -> str | None:
@@ -254,9 +267,10 @@ def _check_alike(graphs: Sequence[Data], title: str) -> None:
                     f"{key}, or none of them"
                 )
         if torch.as_tensor(graph.y).numel() != torch.as_tensor(first.y).numel():
+            of_nodes = f"; if y is of the nodes, {_JOIN}" if all(map(_may_be_of_nodes, (first, graph))) else ""
             raise ValueError(
                 f"{name} has {torch.as_tensor(graph.y).numel()} targets, the first {torch.as_tensor(first.y).numel()}: "
-                "give each graph one class, or as many labels or numbers as the others"
+                f"give each graph one class, or as many labels or numbers as the others{of_nodes}"
             )
 
 

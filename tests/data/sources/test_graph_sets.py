@@ -1,5 +1,6 @@
 """Sets of graphs: read from files and memory, cut into clients, and several sets as clients."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -327,6 +328,26 @@ def numbered(num_nodes: Any, *, bare: bool = False) -> Data:
     return graph
 
 
+def of_nodes(size: int) -> Data:
+    """A path whose nodes have the targets."""
+    graph = path_of(size, 0)
+    graph.y = torch.arange(size) % 2
+    return graph
+
+
+def test_targets_that_may_be_of_nodes_are_warned_about(tmp_path: Path) -> None:
+    """Graphs of one size were given several labels each, without a word."""
+    graphs = [of_nodes(4) for _ in range(20)]
+    with pytest.warns(UserWarning, match=r"if they are of its nodes, join each client's graphs.*Batch\.from_data_list"):
+        module(InMemoryGraphSet(graphs), tmp_path, RandomPartitioner(2))
+    for graph in graphs:
+        graph.task = "labels"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        module(InMemoryGraphSet(graphs), tmp_path, RandomPartitioner(2))
+        module(InMemoryGraphSet([path_of(4, [0, 1, 0, 1]) for _ in range(20)]), tmp_path, RandomPartitioner(2))
+
+
 @pytest.mark.parametrize(
     ("graphs", "message"),
     [
@@ -336,6 +357,10 @@ def numbered(num_nodes: Any, *, bare: bool = False) -> Data:
         ([path_of(3, 0), path_of(3, 1, bare=True)], "graph 1 has no x, but graph 0 has"),
         ([path_of(3, 0, bare=True), path_of(3, 1)], "graph 0 has no x, but graph 1 has"),
         ([path_of(3, 0), path_of(3, [1, 0])], "graph 1 has 2 targets, the first 1"),
+        (
+            [of_nodes(3), of_nodes(4)],
+            "graph 1 has 4 targets, the first 3: .*; if y is of the nodes, join each",
+        ),
         ([path_of(3, 0), path_of(0, 1)], "graph 1 has no nodes"),
         ([path_of(3, 0), numbered(-1)], "graph 1: x has 3 rows for -1 nodes"),
         ([path_of(3, 0), numbered("3")], "graph 1: num_nodes is a str; leave it out"),
