@@ -243,7 +243,8 @@ def _check_alike(graphs: Sequence[Data], title: str) -> None:
     for index, graph in enumerate(graphs):
         name = f"{title}, graph {index}"
         if not isinstance(graph, Data):
-            raise ValueError(f"{name} is a {type(graph).__name__}: give a torch_geometric.data.Data")
+            pairs = "; inputs and targets of examples are tensors or arrays" if isinstance(graph, list) else ""
+            raise ValueError(f"{name} is a {type(graph).__name__}: give a torch_geometric.data.Data{pairs}")
         if missing := [key for key in ("edge_index", "y") if graph.get(key) is None]:
             raise ValueError(f"{name} has no {missing[0]}: edges and a target are needed of each graph, as tensors")
         _check_tensors(graph, name)

@@ -49,7 +49,7 @@ def checked_targets(
         raise ValueError(
             f"{name}: the targets y are {y.dtype} of shape {tuple(y.shape)}, not classes (integers, one for each "
             f"{example}), labels (0 or 1) or finite numbers (of a floating-point type). "
-            f"{_remedy_for_labels(y, num_nodes)}."
+            f"{_remedy_for_labels(y, num_nodes, example)}."
         )
     if not bool(known_NH.any()):
         raise ValueError(f"{name}: no {example} has a target; nan means missing.")
@@ -61,7 +61,7 @@ def _checked_classes(y: Tensor, num_nodes: int, name: str, ignore_label: int | N
     if y_N.dim() != 1 or len(y_N) != num_nodes or y_N.is_complex():
         raise ValueError(
             f"{name}: the labels y are {y.dtype} of shape {tuple(y.shape)} for {num_nodes} {example}s; one row "
-            f"per {example} is supported. {_remedy_for_labels(y, num_nodes)}."
+            f"per {example} is supported. {_remedy_for_labels(y, num_nodes, example)}."
         )
     if y_N.dtype == torch.uint8 and ignore_label is None and bool((y_N == 255).any()):
         raise ValueError(
@@ -82,27 +82,33 @@ def _checked_classes(y: Tensor, num_nodes: int, name: str, ignore_label: int | N
     largest = int(class_N.max())
     if largest < 0:
         raise ValueError(f"{name}: no {example} has a label; the classes are 0, 1, ... (negative or nan: unlabeled).")
+    called = _called(example)
     if largest >= _MANY_CLASSES and largest >= 10 * (num_classes := torch.unique(class_N[class_N >= 0]).numel()):
         raise ValueError(
             f"{name}: the label of {example} {int(class_N.argmax())} is {largest}, but only {num_classes} different "
-            "labels occur; number the classes 0, 1, ..., e.g. by `data.y = data.y.unique(return_inverse=True)[1]`."
+            f"labels occur; number the classes 0, 1, ..., e.g. by `{called} = {called}.unique(return_inverse=True)[1]`."
         )
     return class_N
 
 
-def _remedy_for_labels(y: Tensor, num_nodes: int) -> str:
+def _remedy_for_labels(y: Tensor, num_nodes: int, example: str) -> str:
+    name = _called(example)
     if y.is_complex():
-        return "Give integers: `data.y = data.y.real.long()`"
-    if y.dim() == 0 or (len(y) == 1 and num_nodes > 1):
+        return f"Give integers: `{name} = {name}.real.long()`"
+    if example == "node" and (y.dim() == 0 or (len(y) == 1 and num_nodes > 1)):
         return (
             "A label of the whole graph is not supported here: give each node its own, a tensor of shape (num_nodes,), "
             "or each client a list of graphs, or one set of graphs for a partitioner, InMemoryGraphSet(graphs)"
         )
-    if len(y) != num_nodes:
-        return "Give a label for each node, in the order of x; a negative one if a node has none"
+    if y.dim() == 0 or len(y) != num_nodes:
+        return f"Give a label for each {example}, in the order of x; a negative one if a {example} has none"
     if y.dim() == 2 and bool(((y == 0) | (y == 1)).all()) and bool((y.sum(dim=1) == 1).all()):
-        return (
-            "Convert one-hot labels by `data.y = data.y.argmax(dim=1)`; if a node may have several labels, "
-            "set `data.task = 'labels'`"
-        )
-    return "Give numbers as floats, `data.y = data.y.float()`, or one column of classes, e.g. `data.y = data.y[:, 0]`"
+        task = "give the source task='labels'" if example == "example" else "set `data.task = 'labels'`"
+        several = f"if one {example} may have several labels, {task}"
+        return f"Convert one-hot labels by `{name} = {name}.argmax(dim=1)`; {several}"
+    return f"Give numbers as floats, `{name} = {name}.float()`, or one column of classes, e.g. `{name} = {name}[:, 0]`"
+
+
+def _called(example: str) -> str:
+    """What a user calls the targets: examples are pairs of tensors, which have no attributes."""
+    return "y" if example == "example" else "data.y"

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 from torch_geometric.datasets import FakeDataset
@@ -129,6 +130,12 @@ class Ragged(Dataset):
         (lambda: [(X, Y), (X, torch.rand(50, 2))], "the clients' targets have rows of the shapes"),
         (lambda: [(X * torch.nan, Y)], "client-00: the x of example 0 is not finite"),
         (lambda: [(X, Y - 9)], "no example has a label"),
+        (
+            lambda: [(X, F.one_hot(Y).float())],
+            r"Convert one-hot labels by `y = y\.argmax\(dim=1\)`; if one example may have several .* task='labels'",
+        ),
+        (lambda: [(X, 5000 * Y)], r"by `y = y\.unique\(return_inverse=True\)\[1\]`"),
+        (lambda: [(X.tolist(), Y.tolist())], "inputs and targets of examples are tensors or arrays"),
     ],
 )
 def test_what_does_not_fit_is_named(make, message) -> None:
