@@ -62,7 +62,8 @@ class ClientModule(NoTrainer, LightningModule, Counted):  # type: ignore[misc]
 
     Loss, metrics and predictions are those of the task (:mod:`fl_lightning.tasks`), which follows from the data. For
     your own, subclass it and override :meth:`loss`, :meth:`scores`, ``monitor`` or :meth:`predictions`. Overriding
-    ``training_step`` itself ties the client to the sequential executor.
+    ``training_step`` itself ties the client to the sequential executor. ``self.round_idx`` and ``self.context``
+    (:class:`~fl_lightning.round.context.Context`) are those of what is computed.
 
     Args:
         net: A function that builds the net from (number of features, number of outputs), or a net, of which every

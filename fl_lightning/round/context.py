@@ -18,8 +18,8 @@ class Context:
     """The last argument of every function that a client computes in a stage.
 
     Attributes:
-        anchor: All of the client's parameters at the beginning of the stage, including what the server sent; a stage
-            may move it (``Stage.program``).
+        anchor: All of the client's parameters at the beginning of the stage or evaluation, including what the server
+            sent; a stage may move it (``Stage.program``).
         received: The tensors that the server sent in addition to parameters, by name.
         client_state: The client's own tensors that live on between stages, by name (``Strategy.client_state``).
         step: Number of local steps in this stage so far, the same for all clients that are stepped together; 0 for
