@@ -198,13 +198,14 @@ def prepared_graphs(
             prepare_graph(_inputs(graph), preparation, f"{title}, graph {index}", may_lack_edges=True)
         raise
     y = torch.stack([torch.as_tensor(graph.y).reshape(-1) for graph in graphs])
-    if _kind(graphs, title) is None and all(_may_be_of_nodes(graph) for graph in graphs):
+    kind = loaded.kind or _kind(graphs, title)
+    if kind is None and all(map(_may_be_of_nodes, graphs)):
         warnings.warn(
             f"{title}: y has as many numbers as a graph has nodes, and they are taken as targets of the graph; if they "
             f"are of its nodes, {_JOIN}; if not, set data.task = 'labels' or 'numbers' on the graphs",
             stacklevel=2,
         )
-    rest = dataclasses.replace(loaded, graphs=(), kind=loaded.kind or _kind(graphs, title))
+    rest = dataclasses.replace(loaded, graphs=(), kind=kind)
     return PreparedGraphs(union=union, num_nodes_G=num_nodes_G, y=y, loaded=rest, max_degree=highest)
 
 
