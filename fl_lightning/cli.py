@@ -233,7 +233,7 @@ class FederatedCLI(LightningCLI):
         for option in self._subcommand_method_arguments[str(self.subcommand)]:
             config.pop(option, None)  # options of this verb alone, while the file serves every verb
         trainer = FederatedTrainer(**{**settings, "callbacks": callbacks, "seed": int(seed)}, **kwargs)
-        trainer.config = self._parser(self.subcommand).dump(config, skip_none=False)
+        trainer.config = self._parser(self.subcommand).dump(config, skip_unset=False)
         trainer.config_sources = tuple(str(path) for path in config.get("config") or ())
         return trainer
 

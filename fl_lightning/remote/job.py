@@ -262,6 +262,6 @@ def read_policy(settings: dict[str, Any], kind: type[_Policy] = SitePolicy) -> _
     """A site's or a server's rules, from its file."""
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(kind, "policy", fail_untyped=False)
-    result = parser.instantiate_classes(parser.parse_object({"policy": settings}))
+    result = parser.instantiate(parser.parse_object({"policy": settings}))
     policy: _Policy = result["policy"]
     return policy
