@@ -88,13 +88,16 @@ def step_on_zeros(optimizer: Optimizer) -> tuple[torch.Size, dict[str, Any], set
     except Exception as error:  # it may be the user's code
         raise ValueError(f"{type(optimizer).__name__} cannot step: {error}") from error
     changed = {n for n, v in trial_group.items() if n != "params" and v is not group.get(n) and v != group.get(n)}
-    changed |= {name for name, value in own.items() if vars(trial)[name] != vars(optimizer)[name]}
+    for name in own:
+        now, before = vars(trial).get(name), vars(optimizer)[name]
+        if now is not before and not (_is_plain(now) and now == before):
+            changed.add(name)
     return zeros.shape, trial.state[zeros], changed
 
 
 def _values_of(optimizer: Optimizer) -> dict[str, Any]:
     """Copies of what a user's optimizer itself holds besides its groups: numbers, and collections of numbers."""
-    known = vars(SGD([torch.zeros(1)])).keys() | {"_need_device_dtype_check_for_fused", "_opt_called", "_step_count"}
+    known = vars(SGD([torch.zeros(1)])).keys() | {"_need_device_dtype_check_for_fused", "_opt_called"}
     return {
         name: copy.deepcopy(value) for name, value in vars(optimizer).items() if name not in known and _is_plain(value)
     }

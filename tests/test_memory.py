@@ -58,6 +58,27 @@ def test_an_optimizer_is_asked_what_it_keeps(optimizer, copies) -> None:
     assert torch.equal(parameters[0].detach(), torch.ones(3, 2))
 
 
+class Remembers(SGD):
+    """Has in itself what it has stepped by, and a number that no step changes."""
+
+    def __init__(self, parameters) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.last, self.bound, self._step_count = 0.0, float("nan"), 0
+
+    def step(self, closure=None):
+        self.last = self.param_groups[0]["params"][0].grad
+        self._step_count += 1
+        return super().step(closure)
+
+
+def test_what_an_optimizer_keeps_in_itself_is_named() -> None:
+    """Numbers and a tensor of several cannot be compared as they are."""
+    built = Remembers([torch.ones(3, 2, requires_grad=True)])
+    assert memory.step_on_zeros(built)[2] == {"last", "_step_count"}
+    assert built.last == 0.0
+    assert built._step_count == 0
+
+
 @pytest.mark.parametrize("executor", [SequentialExecutor, StackedExecutor])
 def test_clients_that_do_not_fit_are_refused(executor, free, federation, make_model, make_trainer) -> None:
     model = make_model(optimizer=functools.partial(Adam, lr=0.1, amsgrad=True))

@@ -82,8 +82,8 @@ def _checked_classes(y: Tensor, num_nodes: int, name: str, ignore_label: int | N
     largest = int(class_N.max())
     if largest < 0:
         raise ValueError(f"{name}: no {example} has a label; the classes are 0, 1, ... (negative or nan: unlabeled).")
-    called = _called(example)
     if largest >= _MANY_CLASSES and largest >= 10 * (num_classes := torch.unique(class_N[class_N >= 0]).numel()):
+        called = _called(example)
         raise ValueError(
             f"{name}: the label of {example} {int(class_N.argmax())} is {largest}, but only {num_classes} different "
             f"labels occur; number the classes 0, 1, ..., e.g. by `{called} = {called}.unique(return_inverse=True)[1]`."

@@ -1,6 +1,6 @@
 """What stacked clients know beside their parameters and data, and how a client's methods are given it."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from torch import Tensor
@@ -15,6 +15,14 @@ Knowledge = dict[str, dict[str, Tensor]]
 def context_of(knowledge: Knowledge, step: int = 0, *, is_stack: bool = False) -> Context:
     """The context for the functions of a stage."""
     return Context(step=step, is_stack=is_stack, **knowledge)
+
+
+def of_one(knowledge: Knowledge, row: int, size: int, ragged: Collection[str]) -> Knowledge:
+    """What one client of a stack knows: its row, of ``ragged`` tensors without the padding beyond its examples."""
+    return {
+        kind: {n: t[row, :size] if kind != "anchor" and n in ragged else t[row] for n, t in tensors.items()}
+        for kind, tensors in knowledge.items()
+    }
 
 
 @contextmanager

@@ -1,13 +1,11 @@
 """Own code of clients and of strategies: what leaves the other out is told, what a stack gets wrong, refused."""
 
-import copy
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fl_lightning.batches.base import Batch
@@ -89,15 +87,6 @@ def functions_of(stage: Stage) -> list[tuple[str, Callable[..., Any]]]:
     training = [("objective", stage.objective), ("step", stage.program.step)]
     outputs = [*stage.client_outputs.values(), *stage.client_state.values()]
     return [(kind, function) for kind, function in training if function] + [("output", each) for each in outputs]
-
-
-def with_parameters(client: ClientModule, parameters: Parameters) -> ClientModule:
-    """A copy of a client with other parameters of its own."""
-    copied = copy.deepcopy(client)
-    with torch.no_grad():
-        for name, parameter in copied.net.named_parameters():
-            parameter.copy_(parameters[name])
-    return copied
 
 
 def refuse_own_parameters(

@@ -4,6 +4,7 @@ The losses are summed, so each client's gradient is its own. Clients that do not
 untouched, exactly as if alone (``executors/stack.py``).
 """
 
+import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,9 +21,10 @@ from fl_lightning.executors.failure import failure_of
 from fl_lightning.executors.group import GroupTraining, takes_stacks
 from fl_lightning.executors.grouping import Groups
 from fl_lightning.executors.hand_over import handed_over, handed_over_after_trial, why_one_by_one
-from fl_lightning.executors.knowledge import Knowledge, context_of, knowing
-from fl_lightning.executors.own_terms import functions_of, watched_objective, with_parameters
+from fl_lightning.executors.knowledge import Knowledge, context_of, knowing, of_one
+from fl_lightning.executors.own_terms import watched_objective
 from fl_lightning.executors.private import SPENT, check_private_stage
+from fl_lightning.executors.sequential_clients import load
 from fl_lightning.executors.stack import ClientStack
 from fl_lightning.executors.stacked_clients import StackedClients
 from fl_lightning.executors.stage_request import StageRequest, StageResult
@@ -113,6 +115,7 @@ class StackedExecutor(StackedClients):
         self.client.fabric = self.fabric
         plain = all(getattr(type(self.client), name) is getattr(ClientModule, name) for name in _STACKABLE)
         plain = plain and self.client.task.target.takes_stacks
+        self.has_own_methods = bool(own_methods(self.client))
         self.takes_stacks = plain and getattr(self.client.net, "takes_stacks", False)
         self.grouping = Groups(self.collator, self.clients, self.max_padding, self._limit)
 
@@ -189,8 +192,7 @@ class StackedExecutor(StackedClients):
             client_state[SPENT], training.together.failures = self._spend(client_state[SPENT], clients, request)
         keys = self.keys(request.address.round_idx, stage.name, clients, max(num_steps, default=0))
         rates = self.lr_schedule.at(request.address.scheduled_round)
-        what = f"stage {stage.name!r}"
-        self._try_own(what, functions_of(stage), start, batch, training.knowledge, training.ragged, stage.trains)
+        self._try_stage(stage, start, batch, training.knowledge, training.ragged)
         with self._client_in_training():
             trained = training.run(stack.part(positions, num_steps, rates, stage.optimizer), keys, self.fabric.autocast)
             training.part.store(stack)
@@ -291,16 +293,14 @@ class StackedExecutor(StackedClients):
         ragged = self._ragged(request.payload)
         for row, client in enumerate(clients):
             parameters = {name: tensor[row] for name, tensor in trained.items()}
-            size = self.collator.size(client)
-            known = {
-                kind: {name: t[row, :size] if name in ragged else t[row] for name, t in tensors.items()}
-                for kind, tensors in training.knowledge.items()
-            }
+            known = of_one(training.knowledge, row, self.collator.size(client), ragged)
             with torch.no_grad():
                 try:
                     with within(self.time_limit):
-                        own, old = with_parameters(self.client, parameters), self.collator.client_data(client)
+                        own = copy.deepcopy(self.client)
+                        load(own, parameters)
                         own.context = context_of(known)
+                        old = self.collator.client_data(client)
                         client_data[client] = rewrite(own, parameters, old, own.context)
                 except Exception as error:  # as in training
                     training.together.failures.setdefault(row, failure_of(error))
@@ -379,7 +379,7 @@ class StackedExecutor(StackedClients):
         ragged = self._ragged(evaluation.payload)
         if self.client.privacy is not None:
             check_tuning(tuning, "this run")
-        if tuning is not None or rule is not None or own_methods(self.client):  # which may read their context
+        if tuning is not None or rule is not None or self.has_own_methods:  # they may read it
             batch = self.grouping.batch(clients)
             knowledge = self._knowledge(clients, evaluation.payload, parameters, batch)
         if tuning is not None:
@@ -387,8 +387,7 @@ class StackedExecutor(StackedClients):
             copies = ClientStack(self.client, clients, {name: tensor.clone() for name, tensor in parameters.items()})
             tuned = watched_objective(self.client, tuning, self.said, says=self.fabric.is_global_zero)
             training = GroupTraining(self.client, tuned, batch, knowledge, takes_stacks=self.takes_stacks, blame=False)
-            what = f"stage {tuning.name!r}"
-            self._try_own(what, functions_of(tuning), parameters, batch, knowledge, ragged, tuning.trains)
+            self._try_stage(tuning, parameters, batch, knowledge, ragged)
             keys = self.keys(round_idx, tuning.name, clients, max(steps, default=0))
             with self._client_in_training():
                 part = copies.part(range(len(clients)), steps, optimizer=tuning.optimizer)

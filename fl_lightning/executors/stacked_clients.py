@@ -13,8 +13,8 @@ from torch import Tensor
 from fl_lightning.batches.base import Batch, single
 from fl_lightning.executors.grouping import Groups
 from fl_lightning.executors.in_process import InProcessExecutor
-from fl_lightning.executors.knowledge import Knowledge, context_of
-from fl_lightning.executors.own_terms import refuse_own_parameters
+from fl_lightning.executors.knowledge import Knowledge, context_of, of_one
+from fl_lightning.executors.own_terms import functions_of, refuse_own_parameters
 from fl_lightning.executors.stack import ClientStack
 from fl_lightning.executors.trial import is_ours
 from fl_lightning.kernels.layout import make_like, rows_at, rows_of
@@ -99,6 +99,17 @@ class StackedClients(InProcessExecutor):
         stack.begun |= set(resting)
         self.active |= set(resting)
 
+    def _try_stage(
+        self,
+        stage: Stage,
+        parameters: Parameters,
+        batch: Batch,
+        knowledge: Knowledge,
+        ragged: Collection[str],
+    ) -> None:
+        """Try a user's functions of a stage as :meth:`_try_own` does."""
+        self._try_own(f"stage {stage.name!r}", functions_of(stage), parameters, batch, knowledge, ragged, stage.trains)
+
     def _try_own(
         self,
         what: str,
@@ -114,11 +125,7 @@ class StackedClients(InProcessExecutor):
         if not own or (what, "parameters") in self.said:
             return
         batch = single(batch.select(torch.zeros(1, dtype=torch.int64, device=self.fabric.device)))
-        size = len(batch.example_mask)
-        known = {
-            kind: {n: t[0][:size] if kind != "anchor" and n in ragged else t[0] for n, t in tensors.items()}
-            for kind, tensors in knowledge.items()
-        }
+        known = of_one(knowledge, 0, len(batch.example_mask), ragged)
         first = {name: tensor[0] for name, tensor in parameters.items()}
         trained = [name for name, p in self.client.net.named_parameters() if p.requires_grad and trains(name)]
         refuse_own_parameters(self.client, own, first, batch, context_of(known), trained)

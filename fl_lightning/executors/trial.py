@@ -65,9 +65,9 @@ def why_not_stacked(client: ClientModule, batch: Batch, fabric: Fabric, time_lim
     on_stack, alone = (copy.deepcopy(client).to(batch.key.device) for _ in range(2))  # each with its own state
     moved = with_other_parameters(alone)
     drawn, part = next(batch.draws(batch.key[None])), next(batch.parts())
-    own_scores, has_methods = overridden(client, ("scores", "score_table")), bool(own_methods(client))
+    own_scores, methods = overridden(client, ("scores", "score_table")), own_methods(client)
     trials = [(_trained, drawn), (_table if own_scores else _outputs, part), (_predictions, part), (_count, batch)]
-    trials += [(compute, batch) for name, compute in _OF_STEP.items() if overridden(client, (name,))]
+    trials += [(compute, batch) for name, compute in _OF_STEP.items() if name in methods]
     with fabric.autocast():
         is_mixed = torch.is_autocast_enabled(batch.key.device.type)
         for compute, whole in trials:
@@ -81,7 +81,7 @@ def why_not_stacked(client: ClientModule, batch: Batch, fabric: Fabric, time_lim
                 why, expected = run(alone, batch=whole, mapped=False)
                 unlike = "" if failure or why else _unlike(expected, stacked)
                 changes = bool(unlike) and bool(_unlike(expected, run(alone, batch=whole, mapped=False)[1]))
-                is_mapped = has_methods and not (failure or why or unlike)
+                is_mapped = bool(methods) and not (failure or why or unlike)
                 reads = _unlike(expected, run(moved, batch=whole, mapped=False)[1]) if is_mapped else ""
             if failure:
                 return "" if why == failure else failure  # if both fail, the error without vmap is the user's own
